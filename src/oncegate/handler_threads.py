@@ -1,8 +1,8 @@
 """Threads for plain handlers, and the handlers that do not return.
 
-A handler hangs if it has run for longer than `limit`. That is reported once, in the log and to `on_hung`. With
-`gives_up` the event fails then, and another thread takes the place of the hung one, for at most as many handlers as
-there are threads. A thread cannot be stopped.
+A handler is hung if it has run for longer than `limit`. That is reported once, in the log and to `on_hung`. A thread
+cannot be stopped. So with `gives_up` the event fails, and a new thread replaces the hung one; there are at most as many
+new threads as there were threads at first.
 """
 
 import logging
@@ -24,13 +24,13 @@ _IDLE_FOR: Final = 10.0
 class HandlerRun:
     """One call of a handler. `give_up` is called from another thread when the handler is given up."""
 
-    __slots__ = ("begun", "event", "give_up", "given_up", "hangs")
+    __slots__ = ("begun", "event", "give_up", "given_up", "is_hung")
 
     def __init__(self, event: Event, give_up: Callable[[], object]) -> None:
         self.event = event
         self.give_up = give_up
         self.begun = time.monotonic()
-        self.hangs = False
+        self.is_hung = False
         self.given_up = False
 
 
@@ -44,8 +44,8 @@ class _Pool(ThreadPoolExecutor):
 class HandlerThreads:
     """The threads of one gate, started when they are needed.
 
-    `most` is the number of threads, `limit` the seconds after which a handler hangs. `on_hung` gets the event and the
-    age of its handler.
+    `most` is the number of threads, `limit` the seconds after which a handler counts as hung. `on_hung` gets the
+    event and the age of its handler.
     """
 
     def __init__(self, most: int, limit: float, *, gives_up: bool, on_hung: Callable[[Event, str], object]) -> None:
@@ -111,7 +111,7 @@ class HandlerThreads:
     @property
     def hung(self) -> int:
         with self._lock:
-            return sum(run.hangs for run in self._runs)
+            return sum(run.is_hung for run in self._runs)
 
     @property
     def given_up(self) -> int:
@@ -135,7 +135,7 @@ class HandlerThreads:
         return None
 
     def _left(self) -> int:
-        return self._most + (self._most - self._spare) - sum(run.hangs for run in self._runs)
+        return self._most + (self._most - self._spare) - sum(run.is_hung for run in self._runs)
 
     def _watch(self) -> None:
         last = time.monotonic()
@@ -147,14 +147,14 @@ class HandlerThreads:
                 if now - last > _IDLE_FOR:
                     self._watcher = None
                     return
-                late = [run for run in self._runs if not run.hangs and now - run.begun >= self._limit]
+                late = [run for run in self._runs if not run.is_hung and now - run.begun >= self._limit]
                 for run in late:
                     self._mark_hung(run)
             for run in late:
                 self._report(run)
 
     def _mark_hung(self, run: HandlerRun) -> None:
-        run.hangs, run.given_up = True, self._gives_up
+        run.is_hung, run.given_up = True, self._gives_up
         if self._gives_up and self._spare and self._pool is not None:
             self._spare -= 1
             self._pool.add_thread()

@@ -1,4 +1,4 @@
-"""A gate on a fresh memory store, stores that fail on demand, and waiting for what is to come to pass."""
+"""Fixtures: a gate on a new memory store, a store that fails on demand, and waiting for a condition."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def gate(store: MemoryStore) -> Gate:
 
 
 def left_by_another(store: MemoryStore, clock: ManualClock, *payloads: Any) -> None:
-    """Have a worker claim these and not come back, until their leases are over."""
+    """Let another worker claim these events and never settle them; their leases are over afterwards."""
     gate = Gate(store)
     jobs = [gate._identify(event) for payload in payloads for event in read(payload)]
     gate._engine.claimer.claim([job for job in jobs if isinstance(job, Job)])
@@ -37,7 +37,7 @@ def left_by_another(store: MemoryStore, clock: ManualClock, *payloads: Any) -> N
 
 
 class Stumbling(MemoryStore):
-    """A memory store whose verbs fail as often as they are told to, before or after they have done their work."""
+    """A memory store whose methods fail a given number of times, before or after they have done their work."""
 
     def __init__(self, clock: ManualClock | None = None) -> None:
         super().__init__(clock=clock)

@@ -1,4 +1,4 @@
-"""Functions, methods and objects to guard, which note that they were called."""
+"""Functions, methods and objects to guard with `@gate.once`; they record their calls."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Generator:
 
 
 class Charge:
-    """An object that can be called."""
+    """A callable object."""
 
     def __call__(self, order_id: int) -> dict[str, Any]:
         return charge(order_id)
@@ -103,4 +103,4 @@ class School:
 
 
 class Branch(Shop):
-    """Has the methods of another class."""
+    """A class that inherits guarded methods."""

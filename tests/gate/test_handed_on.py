@@ -1,4 +1,4 @@
-"""Handed on: what one gate publishes, another takes once from where it was published to, on the same store."""
+"""Published events: what one gate publishes, another gate on the same store takes once from the destination."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ ENVELOPE = {
 
 
 def message(body: Any, key: str | None = None) -> dict[str, Any]:
-    """What Lambda is handed of a message in a queue, with the attribute that a publisher gives it."""
+    """A queue message as Lambda gets it, with the attribute that a publisher adds."""
     attribute = {} if key is None else {"oncegate-key": {"stringValue": key, "dataType": "String"}}
     text = body if isinstance(body, str) else json.dumps(body)
     found = {"messageId": f"m-{hash((text, key))}", "receiptHandle": "r", "body": text, "eventSource": "aws:sqs"}
@@ -50,7 +50,7 @@ def message(body: Any, key: str | None = None) -> dict[str, Any]:
 
 
 class Sink:
-    """Publishes to a place as the sinks do, into a list."""
+    """Publishes to a destination like the sinks, into a list."""
 
     def __init__(self, place: str = PLACE) -> None:
         self.publishes_to = place
@@ -61,7 +61,7 @@ class Sink:
 
 
 class Effects(list[str]):
-    """A handler of what comes out of the queue."""
+    """The handler of the gate that reads the queue."""
 
     def __call__(self, event: Event) -> None:
         self.append(str(event.key))
@@ -80,7 +80,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    """The URL of a store that is empty."""
+    """The URL of an empty store."""
     if kind != "redis":
         return "memory://" if kind == "memory" else f"sqlite:///{folder}/oncegate.db"
     server: RedisServer = request.getfixturevalue("redis")
@@ -98,9 +98,9 @@ def statuses(gate: Gate, payloads: list[Any], handler: Any) -> list[str]:
     return [outcome.status for outcome in gate.run_batch(payloads, handler)]
 
 
-def test_taken_once_where_it_comes_out(gate: Gate, effects: Effects) -> None:
-    """What was published runs once for the gate that takes it from there, and is a duplicate to the one that publishes,
-    in the same process and in one that remembers nothing."""
+def test_runs_once_at_the_destination(gate: Gate, effects: Effects) -> None:
+    """A published event runs once for the gate that reads the destination, and is a duplicate for the gate that
+    publishes, with the cache and without it."""
     sink = Sink()
     published = gate.run(CALL, sink)
     assert statuses(gate, [CALL, *sink.sent, *sink.sent], sink) == ["duplicate"] * 3
@@ -126,7 +126,8 @@ WRAPPINGS = [
 @pytest.mark.parametrize("straight_first", [False, True])
 @pytest.mark.parametrize("turn", range(len(WRAPPINGS)))
 def test_five_wrappings(gate: Gate, effects: Effects, turn: int, straight_first: bool) -> None:
-    """Whatever wrapping comes first, to the publisher or straight to the queue, it is one effect in all."""
+    """In whichever wrapping the event arrives first, at the publisher or directly in the queue, there is one effect in
+    all."""
     sink, wrappings = Sink(), WRAPPINGS[turn:] + WRAPPINGS[:turn]
     if straight_first:
         assert statuses(gate, wrappings, effects).count("processed") == 1
@@ -137,8 +138,8 @@ def test_five_wrappings(gate: Gate, effects: Effects, turn: int, straight_first:
     assert (len(effects), len(sink.sent)) == (1, not straight_first)
 
 
-def test_from_coroutines(gate: Gate, effects: Effects) -> None:
-    """The same for concurrent callers: of many copies at once one runs at each stage."""
+def test_coroutines(gate: Gate, effects: Effects) -> None:
+    """Of many concurrent copies one runs at each stage."""
     sink = Sink()
 
     async def many(handler: Any, payload: Any) -> list[str]:
@@ -152,8 +153,8 @@ def test_from_coroutines(gate: Gate, effects: Effects) -> None:
     assert (len(sink.sent), len(effects)) == (1, 1)
 
 
-def test_on_and_on(gate: Gate, effects: Effects) -> None:
-    """What comes out of one place may be published to another, and so on: once at each."""
+def test_several_stages(gate: Gate, effects: Effects) -> None:
+    """An event from one destination may be published to another, and so on: once at each."""
     first, second = Sink(), Sink("eventbridge://bus?region=eu-central-1")
     for _ in range(2):
         gate.run(CALL, first)
@@ -163,14 +164,14 @@ def test_on_and_on(gate: Gate, effects: Effects) -> None:
 
 
 def test_seen(gate: Gate) -> None:
-    """`seen` is asked where it comes out, too: False once."""
+    """`seen` is False once at the destination, too."""
     sink = Sink()
     gate.run(CALL, sink)
     assert [gate.seen(sink.sent[0]) for _ in range(2)] == [False, True]
 
 
-def test_a_failure_there(gate: Gate, effects: Effects) -> None:
-    """What fails where it comes out runs again there, and is published once."""
+def test_failure_at_the_destination(gate: Gate, effects: Effects) -> None:
+    """An event that fails at the destination runs again there, and is published once."""
     sink = Sink()
 
     def fails(event: Event) -> None:
@@ -182,8 +183,9 @@ def test_a_failure_there(gate: Gate, effects: Effects) -> None:
     assert statuses(gate, sink.sent, effects) == ["processed"]
 
 
-def test_sent_but_not_known_to_be(effects: Effects) -> None:
-    """A message whose publisher will try again is not acknowledged: a queue may drop the second one as a copy."""
+def test_publisher_will_retry(effects: Effects) -> None:
+    """A message whose publisher will send it again is not acknowledged: a queue may drop the second message as a
+    copy."""
     gate, sink, unsure = Gate(MemoryStore()), Sink(), [True]
 
     class Unsure:
@@ -205,15 +207,15 @@ def test_sent_but_not_known_to_be(effects: Effects) -> None:
     assert len(effects) == 1
 
 
-def test_marked_and_published() -> None:
-    """An event that is marked as done before it is published could never run where it comes out."""
+def test_mark_first() -> None:
+    """An event that is marked as done before it is published could never run at the destination."""
     with pytest.raises(SettingError, match="publish with mode='lease'"):
         Gate(MemoryStore(), mode="mark_first").run(CALL, Sink())
 
 
-class TestKept:
-    def test_where_a_handler_is_known(self, effects: Effects) -> None:
-        """What comes back to an inbox with a handler is kept under the key of the next stage, and run once."""
+class TestInbox:
+    def test_known_handler(self, effects: Effects) -> None:
+        """An inbox with a handler stores the event under the key of the next stage, and runs it once."""
         store = MemoryStore()
         gate, sink = Gate(store), Sink()
         gate.run(CALL, sink)
@@ -223,9 +225,9 @@ class TestKept:
         assert self.taken(store, CALL, sink) == ["duplicate", "duplicate"]
         assert len(effects) == 1
 
-    def test_where_none_is_known(self) -> None:
-        """Where another process runs what is kept, that may be what has published it: a copy is a duplicate, and is not
-        published a second time."""
+    def test_unknown_handler(self) -> None:
+        """If another process runs the stored events, that process may be the publisher: a copy is a duplicate, and is
+        not published again."""
         store = MemoryStore()
         gate, sink = Gate(store), Sink()
         gate.admit([CALL])
@@ -265,10 +267,10 @@ LOST = [
 
 
 @pytest.mark.parametrize(("payload", "form"), LOST)
-class TestCarried:
-    def test_found_by_it(self, gate: Gate, effects: Effects, payload: Any, form: Any) -> None:
-        """Where what is published no longer has what its key was made of, the key that it carries finds the record: it
-        runs once, whatever else comes, and a copy of the event straight to the queue is one."""
+class TestCarriedKey:
+    def test_found_by_the_carried_key(self, gate: Gate, effects: Effects, payload: Any, form: Any) -> None:
+        """If the published event has lost what its key is made of, the carried key finds the record. The event runs
+        once, and a copy that came directly to the queue is a duplicate."""
         sink = Sink("eventbridge://bus?region=eu-central-1")
         published = form(str(gate.run(payload, sink).key))
         handler = gate.lambda_handler(effects)
@@ -279,7 +281,7 @@ class TestCarried:
         assert gate.run(payload, sink).status == "duplicate"
 
     def test_not_over_http(self, gate: Gate, effects: Effects, payload: Any, form: Any) -> None:
-        """A request can say what it likes: it is an event of its own."""
+        """A carried key in an HTTP request is not believed: the request is an event of its own."""
         published = form(str(gate.run(payload, Sink()).key))
         own = [each.status for each in gate.run_batch([published], effects)]
         assert (own, effects) == (["processed"], [str(keys.auto(read(published)[0]))])
@@ -289,15 +291,15 @@ class TestCarried:
         assert len(effects) == 1
 
     def test_another_namespace(self, gate: Gate, effects: Effects, payload: Any, form: Any) -> None:
-        """Where the key is not known the event has its own, by the strategy that was chosen there."""
+        """In a namespace without a record of the carried key, the event has the key of the strategy there."""
         published = form(str(gate.run(payload, Sink()).key))
         other = Gate(gate.store, namespace="other", key=keys.content)
         other.lambda_handler(effects)({"Records": [message(published)]}, None)
         assert effects == [str(keys.content(read(published)[0]))]
 
 
-def test_no_key_but_the_carried_one(gate: Gate, effects: Effects) -> None:
-    """An event that has lost what its key is made of is known by the one that it carries."""
+def test_only_the_carried_key(gate: Gate, effects: Effects) -> None:
+    """An event without the parts of its key is identified by the carried key."""
     by_id = Gate(gate.store, key=keys.event_id)
     published = by_id.run(OTHERS, Sink())
     handler = by_id.lambda_handler(effects)
@@ -326,11 +328,11 @@ Gate(sys.argv[1], lease="300ms").run({"id": "evt-1", "type": "call.ended"}, Sink
 
 
 @pytest.mark.parametrize(("kind", "published_again"), [("sqlite", False), ("sqlite", True), ("redis", True)])
-def test_killed_after_it_was_sent(
+def test_killed_after_sending(
     request: pytest.FixtureRequest, tmp_path: Path, effects: Effects, kind: str, published_again: bool
 ) -> None:
-    """A publisher that dies between sending and completing: what it has sent is in flight until its lease is over, and
-    then takes effect once, whether it is published again or not."""
+    """A publisher dies between sending and completing: the message is in flight until its lease ends, and then takes
+    effect once, whether it is published again or not."""
     url = url_of(kind, request, tmp_path)
     subprocess.run([sys.executable, "-c", DYING, url], cwd=tmp_path, check=False, timeout=30)
     (key,) = (tmp_path / "sent").read_text().split()
@@ -347,16 +349,16 @@ def test_killed_after_it_was_sent(
 @pytest.mark.parametrize("straight_first", [False, True])
 def test_emissions_of_one_change(gate: Gate, effects: Effects, straight_first: bool) -> None:
     """Emissions of one change, with other ids and content, are one event at both ends."""
-    told = [
+    emissions = [
         {"id": name, "type": "call.ended", "conversationId": "c-1", "timestamp": f"2026-02-03T04:05:06.{name}00Z"}
         for name in "123"
     ]
     by_change, sink = Gate(gate.store, key=keys.state_change("500ms")), Sink()
     if straight_first:
-        statuses(by_change, told[:1], effects)
-    for payload in told:
+        statuses(by_change, emissions[:1], effects)
+    for payload in emissions:
         by_change.run(payload, sink)
-    statuses(by_change, [*reversed(told), *sink.sent], effects)
-    for payload in (*told, *sink.sent):
+    statuses(by_change, [*reversed(emissions), *sink.sent], effects)
+    for payload in (*emissions, *sink.sent):
         assert by_change.run(payload, effects).status == "duplicate"
     assert (len(effects), len(sink.sent)) == (1, not straight_first)

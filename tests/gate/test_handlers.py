@@ -1,4 +1,4 @@
-"""What can be a handler, as far as that is known before its first event."""
+"""Handlers: which callables are accepted, and which are refused before their first event."""
 
 import asyncio
 import re
@@ -79,11 +79,11 @@ GOOD = {
     "mock": Mock(return_value=None),
 }
 BAD = {
-    "nothing() cannot be called with the event alone, as a handler is": nothing,
-    "two(event, colour) cannot be called with": two,
-    "by_name(event, colour) cannot be called with": by_name,
-    "send(self, event) cannot be called with": Mail.send,
-    "close() cannot be called with": Mail().close,
+    "nothing() cannot be the handler, which is called with one argument, the event": nothing,
+    "two(event, colour) cannot be the handler": two,
+    "by_name(event, colour) cannot be the handler": by_name,
+    "send(self, event) cannot be the handler": Mail.send,
+    "close() cannot be the handler": Mail().close,
 }
 
 
@@ -95,53 +95,54 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.mark.parametrize("handler", GOOD.values(), ids=GOOD)
-def test_what_can_be_called(gate: Gate, handler: Callable[..., Any]) -> None:
-    """Whatever can be called with an event may be a handler."""
+def test_accepted(gate: Gate, handler: Callable[..., Any]) -> None:
+    """Every callable that can be called with an event may be a handler."""
     assert gate.run({"id": "a"}, handler).status == "processed"
 
 
-def test_what_is_not_known(gate: Gate) -> None:
-    """What a partial needs is not told by its code, so it is not refused and fails at its first event."""
+def test_partial_is_not_checked(gate: Gate) -> None:
+    """The arguments of a partial are not checked: it is not refused, and fails at its first event."""
     assert gate.run({"id": "a"}, partial(nothing)).status == "failed"
 
 
-@pytest.mark.parametrize(("said", "handler"), BAD.items(), ids=[said.partition("(")[0] for said in BAD])
-def test_other_arguments(gate: Gate, said: str, handler: Callable[..., Any]) -> None:
-    """A function that could never be called with an event is refused before there is one, by every way in."""
-    ways: list[Callable[[], Any]] = [
+@pytest.mark.parametrize(("message", "handler"), BAD.items(), ids=[message.partition("(")[0] for message in BAD])
+def test_wrong_arguments(gate: Gate, message: str, handler: Callable[..., Any]) -> None:
+    """Every entry point refuses a function that cannot be called with an event, before the first event."""
+    entry_points: list[Callable[[], Any]] = [
         lambda: gate.run({"id": "a"}, handler),
         lambda: gate.run_batch([{"id": "a"}], handler),
         lambda: gate.lambda_handler(handler),
         lambda: gate.inbox(handler),
         lambda: gate.run_waiting(handler),
     ]
-    for way in ways:
-        with pytest.raises(SettingError, match=re.escape(said)):
-            way()
+    for enter in entry_points:
+        with pytest.raises(SettingError, match=re.escape(message)):
+            enter()
     assert gate.run({"id": "a"}, plain).event.attempt == 1
 
 
 @pytest.mark.parametrize("handler", [partial(later, colour="red"), Later(), partial(Later())])
-def test_async_behind_something(gate: Gate, handler: Any) -> None:
-    """What is async is known for it behind a partial and as an object, too: `arun` awaits it, and `run` refuses it."""
+def test_wrapped_async_handler(gate: Gate, handler: Any) -> None:
+    """An async function is recognised inside a partial and as `__call__` of an object: `arun` awaits it, and `run`
+    refuses it."""
     with pytest.raises(SettingError, match="is async; the handler must be a plain function"):
         gate.run({"id": "a"}, handler)
     assert asyncio.run(gate.arun({"id": "a"}, handler)).result == "later"
 
 
-def test_a_generator_behind_something(gate: Gate) -> None:
-    """And a generator is refused."""
+def test_wrapped_generator(gate: Gate) -> None:
+    """A generator is refused inside a partial, too."""
     with pytest.raises(SettingError, match="described is a generator"):
         gate.run({"id": "a"}, partial(described))
 
 
-def test_a_handler_of_a_transaction(gate: Gate) -> None:
-    """In a transaction it is called with two, and one that takes the event only is refused."""
-    with pytest.raises(SettingError, match="with the event and its transaction"):
+def test_transaction_handler(gate: Gate) -> None:
+    """The handler of a transaction is called with two arguments; a handler that takes only the event is refused."""
+    with pytest.raises(SettingError, match="with two arguments, the event and its transaction"):
         gate.transaction({"id": "a"}, plain)  # type: ignore[arg-type]
     assert gate.transaction({"id": "a"}, lambda event, connection: None).status == "processed"
 
 
-def test_guarded_functions_take_what_they_like(gate: Gate) -> None:
-    """What `once` guards is called by its users, with whatever it takes."""
+def test_once_functions_take_any_arguments(gate: Gate) -> None:
+    """A function that `once` guards is called by its users, so its arguments are not checked."""
     assert gate.once(nothing)() is None

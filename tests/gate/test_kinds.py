@@ -1,4 +1,4 @@
-"""Kinds: why a duplicate exists, by the evidence there is; and where a conflict differs."""
+"""Kinds: why a duplicate exists, by the evidence in the two deliveries."""
 
 import base64
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys, read
-from oncegate.gate.outcome import differences
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -15,7 +14,7 @@ def succeed(event: Event) -> None: ...
 
 
 def envelope(**changed: Any) -> dict[str, Any]:
-    """An event of Genesys Cloud in EventBridge's envelope."""
+    """An event of Genesys Cloud in the envelope of EventBridge."""
     conversation = "94b6afbb-501b-4187-93d7-ddbad9be5bd2"
     body = {
         "eventTime": 1_765_551_752_433,
@@ -51,49 +50,49 @@ def gate(store: MemoryStore) -> Gate:
 
 class TestKinds:
     def test_redelivery(self, gate: Gate) -> None:
-        """The same envelope's id again is a redelivery, also in another wrapping."""
+        """The same envelope id again is a redelivery."""
         assert second(gate, envelope(), envelope()).kind == "redelivery"
 
     def test_redelivery_of_a_message(self, gate: Gate) -> None:
-        """An event without an id is known again by the message it came in."""
+        """An event without an id is recognised by the message that it came in."""
         body = '{"conversationId":"c-1","status":"open"}'
         assert second(gate, message(body, "m-1"), message(body, "m-1")).kind == "redelivery"
         assert second(gate, message(body, "m-2")).kind == "re-emission"
 
-    def test_a_kafka_record(self, gate: Gate) -> None:
-        """The same partition and offset again is a redelivery; the same content at another was sent anew."""
+    def test_kafka_record(self, gate: Gate) -> None:
+        """The same partition and offset again is a redelivery; the same content at another offset is a re-emission."""
 
         def record(offset: int, headers: Any = None) -> dict[str, Any]:
             value = base64.b64encode(b'{"conversationId":"c-1","status":"open"}').decode()
-            said = {"topic": "calls", "partition": 0, "offset": offset, "value": value, "headers": headers}
-            return {"eventSource": "aws:kafka", "records": {"calls-0": [said]}}
+            fields = {"topic": "calls", "partition": 0, "offset": offset, "value": value, "headers": headers}
+            return {"eventSource": "aws:kafka", "records": {"calls-0": [fields]}}
 
         assert second(gate, record(1), record(1, [{"trace": [1]}])).kind == "redelivery"
         assert second(gate, record(2)).kind == "re-emission"
 
     @pytest.mark.parametrize(("source", "container"), [("aws:mq", "messages"), ("aws:rmq", "rmqMessagesByQueue")])
-    def test_a_message_without_an_id(self, gate: Gate, source: str, container: str) -> None:
-        """Only the broker's flag tells whether it delivers a message again or was sent another that says the same."""
+    def test_message_without_an_id(self, gate: Gate, source: str, container: str) -> None:
+        """Only the broker's flag tells a redelivery from a second message with the same content."""
 
         def batch(*, redelivered: bool) -> dict[str, Any]:
-            said = {"data": base64.b64encode(b'{"status":"open"}').decode(), "redelivered": redelivered}
-            return {"eventSource": source, container: [said] if source == "aws:mq" else {"calls::/": [said]}}
+            sent = {"data": base64.b64encode(b'{"status":"open"}').decode(), "redelivered": redelivered}
+            return {"eventSource": source, container: [sent] if source == "aws:mq" else {"calls::/": [sent]}}
 
         assert second(gate, batch(redelivered=False), batch(redelivered=True)).kind == "redelivery"
         assert second(gate, batch(redelivered=False)).kind == "re-emission"
 
     def test_re_emission(self, gate: Gate) -> None:
-        """The same content under another envelope's id was emitted anew."""
+        """The same content with another envelope id is a re-emission."""
         outcome = second(gate, envelope(), envelope(id="11111111-a26c-4e1f-a452-67293bc49765"))
         assert outcome.kind == "re-emission"
         assert "Duplicate of 7cf06162-a26c-4e1f-a452-67293bc49765, processed 0 ms ago" in outcome.reason
 
     def test_replay_by_name(self, gate: Gate) -> None:
-        """What names a replay is one, whatever its id."""
+        """An event with a replay name is a replay, whatever its id is."""
         assert second(gate, envelope(), envelope(**{"replay-name": "monday"})).kind == "replay"
 
     def test_replay_by_lag(self, gate: Gate, clock: ManualClock) -> None:
-        """What comes long after anybody would still try again was replayed, even if it does not say so."""
+        """A copy that arrives after all retries of senders and buses is a replay, even without a replay name."""
         gate.run(envelope(), succeed)
         clock.advance("5d")
         assert second(gate, envelope()).kind == "redelivery"
@@ -101,7 +100,7 @@ class TestKinds:
         assert second(gate, envelope()).kind == "replay"
 
     def test_state_echo(self, store: MemoryStore) -> None:
-        """Another content for the same change is an echo; the same content again is not."""
+        """Other content for the same change is an echo; the same content again is not."""
         gate = Gate(store, key=keys.state_change(), remember=None)
         change = {"id": "a", "conversationId": "c-1", "type": "call", "state": "held", "timestamp": 1_765_551_600_000}
         assert second(gate, change, change | {"id": "b", "n": 2}).kind == "state-echo"
@@ -117,7 +116,7 @@ class TestKinds:
     )
     @pytest.mark.parametrize("at_once", [True, False])
     def test_other_content(self, key: keys.Strategy, one: Any, other: Any, *, at_once: bool) -> None:
-        """Of what has no id, only that which says the same was delivered again."""
+        """Without an id, only a copy with the same content is a redelivery."""
         gate = Gate("memory://", key=key, remember=None)
         first = {"conversationId": "c", **one}
         payloads = [first, {**first, **other}, first]
@@ -125,13 +124,13 @@ class TestKinds:
         assert [outcome.kind for outcome in outcomes] == [None, "re-emission", "redelivery"]
 
     def test_other_content_under_one_id(self) -> None:
-        """What comes under the same id was delivered again, whatever it says, where its key binds no content."""
+        """A copy with the same id is a redelivery, whatever its content is, if the key does not bind content."""
         gate = Gate("memory://", key=keys.content(exclude="sentAt"), remember=None)
         outcomes = [gate.run({"id": "a", "sentAt": at}, succeed) for at in (1, 2)]
         assert [outcome.kind for outcome in outcomes] == [None, "redelivery"]
 
     def test_concurrent(self, gate: Gate) -> None:
-        """What comes while the first is at work is concurrent."""
+        """A copy that arrives while the first one runs is concurrent."""
         kinds = []
 
         def handler(event: Event) -> None:
@@ -141,67 +140,14 @@ class TestKinds:
         assert kinds == ["concurrent"]
 
     def test_within_a_batch(self, gate: Gate) -> None:
-        """Copies in one batch are told apart as well."""
+        """Copies in one batch have their kinds, too."""
         copies = [envelope(), envelope(), envelope(id="2"), envelope(**{"replay-name": "monday"})]
         kinds = [outcome.kind for outcome in gate.run_batch(copies, succeed)]
         assert kinds == [None, "redelivery", "re-emission", "replay"]
 
 
-ONE = {"id": 1, "data": {"status": "open", "amount": 1}}
-OTHER = {"id": 1, "data": {"status": "closed", "amount": 1}, "n": 2}
-
-
-class TestConflicts:
-    def test_names_what_differs(self, store: MemoryStore) -> None:
-        """A conflict says where the two differ, while the original is at hand."""
-        gate = Gate(store)
-        gate.run(ONE, succeed)
-        outcome = gate.run(OTHER, succeed)
-        assert outcome.differs == ("data.status", "n")
-        assert "but different content (at data.status, n). Stored as dead letter" in outcome.reason
-
-    def test_in_one_batch(self, gate: Gate) -> None:
-        """Also if both come together."""
-        outcomes = gate.run_batch([ONE, OTHER], succeed)
-        assert outcomes[1].differs == ("data.status", "n")
-
-    def test_with_a_dead_letter(self, store: MemoryStore) -> None:
-        """A dead letter has its payload, so it can be compared at any time."""
-        Gate(store, max_attempts=1).run(ONE, lambda event: 1 / 0)
-        assert Gate(store).run(OTHER, succeed).differs == ("data.status", "n")
-
-    def test_when_it_is_not_known(self, store: MemoryStore) -> None:
-        """Another process knows that they differ, but not where."""
-        Gate(store).run(ONE, succeed)
-        outcome = Gate(store).run(OTHER, succeed)
-        assert (outcome.status, outcome.differs) == ("conflict", ())
-        assert "but different content. Stored as dead letter" in outcome.reason
-
-
-class TestDifferences:
-    @pytest.mark.parametrize(
-        ("one", "other", "paths"),
-        [
-            ({"a": 1}, {"a": 1}, ()),
-            ({"a": 1}, {"a": True}, ("a",)),
-            ({"a": {"b": 1}}, {"a": {"b": 2}}, ("a.b",)),
-            ({"a": {"b": 1}}, {"a": 1}, ("a",)),
-            ({"a": None}, {}, ("a",)),
-            ({"a": [1, 2]}, {"a": [1, 3]}, ("a",)),
-            ({str(n): n for n in range(9)}, {}, ("0", "1", "2", "3", "4")),
-            ("a", "b", ()),
-            ({"": 1}, {"": 2}, ('""',)),
-            ({"a": {"x" * 999: 1}}, {"a": {}}, ("a." + "x" * 98 + "…",)),
-        ],
-    )
-    def test_paths(self, one: Any, other: Any, paths: tuple[str, ...]) -> None:
-        """Differences are named by their paths, the first five of them, whichever side has them."""
-        assert differences(one, other) == paths
-        assert differences(other, one) == paths
-
-
 def test_frames_are_skipped(gate: Gate) -> None:
-    """What is no event is not run, and may be acknowledged: it has said all it had to say."""
+    """A message that is not an event does not run, and is acknowledged."""
     heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
     outcome = gate.run(heartbeat, succeed)
     assert (outcome.status, outcome.acked) == ("skipped", True)
@@ -209,8 +155,8 @@ def test_frames_are_skipped(gate: Gate) -> None:
     assert gate.store.browse() == []
 
 
-def test_events_can_be_passed_on(gate: Gate) -> None:
-    """What `read` gives can be looked at and then taken through the gate."""
+def test_event_of_read(gate: Gate) -> None:
+    """An event of `read` can be taken through the gate."""
     (event,) = read(envelope())
     assert [gate.run(event, succeed).status for _ in range(2)] == ["processed", "duplicate"]
     assert gate.run(envelope(), succeed).status == "duplicate"

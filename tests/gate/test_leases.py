@@ -1,4 +1,4 @@
-"""Leases: renewed while the handler runs, never trusted longer than they hold."""
+"""Leases: renewed while the handler runs, and never relied on after their end."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.claims import COMPLETED, IN_PROGRESS, Renew, Settlement
+from oncegate.claims import Renew, Settlement
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -38,7 +38,7 @@ def heartbeats() -> set[threading.Thread]:
 
 
 def have_ended(before: set[threading.Thread]) -> bool:
-    """Wait for those that were not there before to end."""
+    """Wait until the heartbeat threads that were not there before have ended."""
     deadline = time.monotonic() + 5
     while heartbeats() - before and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -50,8 +50,8 @@ def _no_room(_thread: threading.Thread) -> None:
 
 
 class TestHeartbeat:
-    def test_a_long_handler_keeps_its_claim(self) -> None:
-        """A handler that takes several leases is not taken over, and completes."""
+    def test_long_handler_keeps_its_claim(self) -> None:
+        """The event of a handler that takes several leases is not granted to others, and completes."""
         gate = Gate("memory://", lease="150ms")
         others = []
 
@@ -63,8 +63,8 @@ class TestHeartbeat:
         assert gate.run({"id": 1}, slow).status == "processed"
         assert others == ["in_flight"] * 6
 
-    def test_all_of_a_batch_are_renewed(self) -> None:
-        """While one event of a batch takes long, the claims of those after it are kept too."""
+    def test_whole_batch_is_renewed(self) -> None:
+        """While one event of a batch takes long, the leases of those after it are renewed, too."""
         gate = Gate("memory://", lease="150ms")
 
         def slow(event: Event) -> int:
@@ -74,14 +74,14 @@ class TestHeartbeat:
         outcomes = gate.run_batch([{"id": number} for number in range(4)], slow)
         assert [(outcome.status, outcome.result) for outcome in outcomes] == [("processed", 1)] * 4
 
-    def test_a_store_that_stumbles_is_asked_again(self, stumbling: Stumbling) -> None:
-        """One renewal that fails does not lose the lease: two thirds of it are left."""
+    def test_failed_renewal_is_retried(self, stumbling: Stumbling) -> None:
+        """One failed renewal does not lose the lease: two thirds of it are left."""
         stumbling.failures = {"renew": 1}
         gate = Gate(stumbling, lease="300ms")
         assert outlives_its_lease(gate, 1)
 
-    def test_a_thread_that_broke_is_replaced(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever ended the thread that renews, the next lease to be held starts another."""
+    def test_broken_thread_is_replaced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the heartbeat thread has ended by an error, the next lease starts another."""
         monkeypatch.setattr(threading, "excepthook", lambda _told: None)
         before = heartbeats()
         store = MemoryStore()
@@ -99,8 +99,8 @@ class TestHeartbeat:
         monkeypatch.setattr(store, "renew", renew)
         assert outlives_its_lease(gate, 2)
 
-    def test_a_thread_that_could_not_start_is_started_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where there is no room for another thread, the caller is told; with room again, the next is renewed."""
+    def test_thread_that_could_not_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If no thread can be started, the caller gets the error; the next lease tries again."""
         gate = Gate("memory://", lease="150ms")
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_room)
@@ -109,7 +109,8 @@ class TestHeartbeat:
         assert outlives_its_lease(gate, 2)
 
     def test_max_hold(self) -> None:
-        """A handler that hangs is renewed for max_hold and no longer; then another takes over and it has lost."""
+        """The lease of a handler that hangs is renewed for `max_hold`; then another worker takes over, and the first
+        has lost its claim."""
         gate = Gate("memory://", lease="100ms", max_hold="200ms")
         second = []
 
@@ -123,8 +124,8 @@ class TestHeartbeat:
         assert "lost to another worker" in outcome.reason
 
     def test_granted_again_to_the_same_process(self, store: MemoryStore, clock: ManualClock) -> None:
-        """An event whose lease is over while its handler runs is not run once more by another thread. The new claim is
-        the handler's, which completes it."""
+        """An event whose lease ended while its handler runs is not started by another thread of the process. The
+        running handler gets the new grant, and completes it."""
         gate, attempts, others = Gate(store), [], []
 
         def slow(event: Event) -> str:
@@ -141,8 +142,8 @@ class TestHeartbeat:
         ]
         assert gate.run({"id": 1}, slow).status == "duplicate"
 
-    def test_granted_again_as_it_ends(self, clock: ManualClock) -> None:
-        """Also if the store grants it again just before it is asked to complete it."""
+    def test_granted_again_during_settlement(self, clock: ManualClock) -> None:
+        """Also if the store grants it again just before the settlement arrives."""
 
         class Late(MemoryStore):
             def settle(self, settlements: Any) -> Any:
@@ -159,8 +160,8 @@ class TestHeartbeat:
         outcome = gate.run({"id": 1}, effect)
         assert (outcome.status, calls) == ("processed", ["ran", "in_flight"])
 
-    def test_the_thread_ends_by_itself(self) -> None:
-        """With nothing to renew there is no thread left to hold up a shutdown or a freeze."""
+    def test_thread_ends(self) -> None:
+        """Without leases to renew the thread ends, so that it does not delay a shutdown or a freeze."""
         before = heartbeats()
         gate = Gate("memory://", lease="50ms")
         gate.run({"id": 1}, lambda event: time.sleep(0.06))
@@ -169,8 +170,8 @@ class TestHeartbeat:
 
 
 class TestForks:
-    def test_a_child_does_not_renew_its_parents_leases(self) -> None:
-        """What the parent held at the fork is its own affair: the child's heartbeat starts with nothing."""
+    def test_child_does_not_renew_leases_of_its_parent(self) -> None:
+        """The heartbeat of a forked child starts without leases."""
         code = """
             import os, time
             from oncegate import Gate
@@ -205,7 +206,7 @@ class TestForks:
 
 class TestValidity:
     def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
-        """What a batch cannot start while its lease is known to hold is not started, and costs no attempt."""
+        """Events of a batch that cannot start before the lease ends are not started, and lose no attempt."""
         boot = ManualClock(0)
         gate = Gate(store, lease="30s", boot=boot)
         seen = []
@@ -223,7 +224,7 @@ class TestValidity:
         assert seen == ["1", "2"]
 
     def test_validity_counts_from_before_the_request(self, clock: ManualClock) -> None:
-        """A reply that took as long as the lease grants nothing that may be used."""
+        """A grant whose answer took as long as the lease is not used."""
         boot = ManualClock(0)
 
         class Slow(MemoryStore):
@@ -236,7 +237,7 @@ class TestValidity:
         assert gate.run({"id": 1}, succeed).status == "in_flight"
 
     def test_taken_over_while_running(self, store: MemoryStore, clock: ManualClock) -> None:
-        """A worker whose claim was taken over is told at the end, and does not acknowledge."""
+        """A worker whose claim was taken over gets a failure at the end, and does not acknowledge."""
         gate = Gate(store)
 
         def overtaken(event: Event) -> None:
@@ -248,32 +249,8 @@ class TestValidity:
         assert gate.run({"id": 1}, succeed).result == "done"
 
 
-class TestFlushing:
-    def test_completions_do_not_wait_for_the_next_handler(self) -> None:
-        """A completion is durable within 50 ms of its effect, also while the next handler takes long."""
-        gate = Gate("memory://")
-        states: list[str] = []
-
-        def handler(event: Event) -> None:
-            if event.id == "2":
-                time.sleep(0.05)
-                states.extend(entry.record.state for entry in sorted(gate.store.browse(), key=_by_id))
-
-        gate.run_batch([{"id": 1}, {"id": 2}, {"id": 3}], handler)
-        assert states == [COMPLETED, IN_PROGRESS, IN_PROGRESS]
-
-    def test_quick_batches_are_settled_with_one_write(self, stumbling: Stumbling) -> None:
-        """A batch whose handlers are quick costs one claim and one settle."""
-        Gate(stumbling).run_batch([{"id": number} for number in range(100)], succeed)
-        assert stumbling.calls == [("claim", 100), ("settle", 100)]
-
-
-def _by_id(entry: object) -> str:
-    return str(entry.record.about.delivery_id)  # type: ignore[attr-defined]
-
-
 def test_released_and_granted_again_at_once() -> None:
-    """A failed attempt whose release is not known here yet holds no claim for good, though it was granted once more."""
+    """An event that is granted again before the answer to its release is known does not stay claimed."""
     store = MemoryStore()
     settle, applied, go_on = store.settle, threading.Event(), threading.Event()
 

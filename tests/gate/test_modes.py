@@ -1,4 +1,4 @@
-"""Modes: mark first, and `seen`."""
+"""Modes: mark_first, and `seen`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.claims import COMPLETED, Redrive
-from oncegate.errors import OncegateError, SettingError, StoreUnavailable
+from oncegate.errors import OncegateError, StoreUnavailable
 from oncegate.stores.base import TakeRequest
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -24,7 +24,7 @@ def fail(event: Event) -> None:
 
 class TestMarkFirst:
     def test_one_write_for_each_batch(self, stumbling: Stumbling) -> None:
-        """Claiming is completing: a batch costs one write, and its events are duplicates from then on."""
+        """The claim completes the events: a batch costs one write, and its events are duplicates from then on."""
         gate = Gate(stumbling, mode="mark_first")
         outcomes = gate.run_batch([{"id": number} for number in range(50)], succeed)
         assert {outcome.status for outcome in outcomes} == {"processed"}
@@ -32,7 +32,7 @@ class TestMarkFirst:
         assert gate.run({"id": 7}, succeed).status == "duplicate"
 
     def test_done_before_the_handler_runs(self, store: MemoryStore) -> None:
-        """While the handler runs the event is marked already: a crash loses it and never doubles it."""
+        """The event is marked as done while the handler runs: a crash loses it and never doubles it."""
         gate = Gate(store, mode="mark_first")
         states: list[str] = []
 
@@ -43,8 +43,8 @@ class TestMarkFirst:
         gate.run({"id": 1}, handler)
         assert states == [COMPLETED, "duplicate"]
 
-    def test_a_failure_buries_and_acks(self, store: MemoryStore) -> None:
-        """What fails is kept as a dead letter under a key of its own, and a copy of it is a duplicate."""
+    def test_failure_is_buried_and_acknowledged(self, store: MemoryStore) -> None:
+        """A failed event becomes a dead letter under a key of its own, and a copy of it is a duplicate."""
         gate = Gate(store, mode="mark_first")
         outcome = gate.run({"id": 1}, fail)
         assert (outcome.status, outcome.acked) == ("buried", True)
@@ -53,8 +53,8 @@ class TestMarkFirst:
         assert (letter.key.hex(), letter.record.payload) == (str(outcome.kept), b'{"id":1}')
         assert gate.run({"id": 1}, succeed).status == "duplicate"
 
-    def test_a_redriven_failure_runs(self, store: MemoryStore) -> None:
-        """A person may still have it run."""
+    def test_redriven_failure_runs(self, store: MemoryStore) -> None:
+        """A redriven failure runs."""
         Gate(store, mode="mark_first").run({"id": 1}, fail)
         store.redrive([Redrive(entry.namespace, entry.key) for entry in store.dead_letters()])
         gate = Gate(store, mode="mark_first")
@@ -62,8 +62,9 @@ class TestMarkFirst:
         assert {entry.record.state for entry in store.browse()} == {COMPLETED}
         assert gate.run_waiting(succeed) == []
 
-    def test_a_failure_of_what_was_redriven_and_forgotten(self, store: MemoryStore, clock: ManualClock) -> None:
-        """An event that comes once more after all that is kept as well, beside the dead letter that was run."""
+    def test_failure_after_a_redrive(self, store: MemoryStore, clock: ManualClock) -> None:
+        """An event that fails again, after its dead letter was redriven and its key has expired, becomes another dead
+        letter."""
         gate = Gate(store, mode="mark_first", retention="10s", remember=None)
         first = gate.run({"id": 1}, fail)
         clock.advance("5s")
@@ -77,8 +78,8 @@ class TestMarkFirst:
         assert second.kept != first.kept
 
     @pytest.mark.parametrize("redriven", ["not yet", "waits", "runs", "was left behind"])
-    def test_a_failure_of_another_content(self, store: MemoryStore, clock: ManualClock, redriven: str) -> None:
-        """Other content that fails under a key that was forgotten never takes the place of what failed before."""
+    def test_failure_of_other_content(self, store: MemoryStore, clock: ManualClock, redriven: str) -> None:
+        """Other content that fails under an expired key does not replace the first dead letter."""
         gate = Gate(store, mode="mark_first", retention="10s", remember=None)
         gate.run({"id": 1, "n": 1}, fail)
         if redriven != "not yet":
@@ -91,8 +92,8 @@ class TestMarkFirst:
         payloads = [entry.record.payload for entry in store.browse() if entry.record.payload is not None]
         assert sorted(payloads) == [b'{"id":1,"n":1}', b'{"id":1,"n":2}']
 
-    def test_what_never_started_is_kept(self, store: MemoryStore) -> None:
-        """Ctrl-C in a batch: what was marked and never ran is kept, not lost."""
+    def test_unstarted_events_are_buried(self, store: MemoryStore) -> None:
+        """After Ctrl-C in a batch, events that were marked and never started become dead letters."""
 
         def interrupted(event: Event) -> None:
             if event.id == "2":
@@ -103,23 +104,23 @@ class TestMarkFirst:
         letters = {entry.record.about.delivery_id: entry.record.error for entry in store.dead_letters()}
         assert letters == {"2": "KeyboardInterrupt", "3": "it was marked as done but never started"}
 
-    def test_no_effect_starts_after_it_was_forgotten(self, store: MemoryStore) -> None:
-        """Until its record expires an event may start, however long its batch takes; after that another worker could
-        have been granted it, and it is kept."""
+    def test_no_start_after_expiry(self, store: MemoryStore) -> None:
+        """An event may start until its record expires, however long its batch takes. After that another worker could be
+        granted it, so it becomes a dead letter."""
         boot = ManualClock(0)
         gate = Gate(store, mode="mark_first", lease="1s", retention="90s", boot=boot)
         outcomes = gate.run_batch([{"id": number} for number in range(4)], lambda event: boot.advance("30s"))
         assert [outcome.status for outcome in outcomes] == ["processed"] * 3 + ["buried"]
 
-    def test_a_copy_that_cannot_be_kept(self, stumbling: Stumbling) -> None:
-        """When not even the dead letter can be kept, the outcome says so and is not acknowledged."""
+    def test_dead_letter_not_stored(self, stumbling: Stumbling) -> None:
+        """If the dead letter cannot be stored, the outcome says so and is not acknowledged."""
         stumbling.failures = {"settle": 99}
         outcome = Gate(stumbling, mode="mark_first").run({"id": 1}, fail)
         assert (outcome.status, outcome.acked) == ("failed", False)
         assert "no copy could be stored" in outcome.reason
 
     def test_retention_may_be_short(self, store: MemoryStore, clock: ManualClock) -> None:
-        """Nothing is held, so a key may be forgotten sooner than a lease would last."""
+        """The retention may be shorter than the lease, because nothing is held."""
         gate = Gate(store, mode="mark_first", retention="500ms", remember=None)
         assert gate.run({"id": 1}, succeed).status == "processed"
         clock.advance("499ms")
@@ -127,15 +128,10 @@ class TestMarkFirst:
         clock.advance("1ms")
         assert gate.run({"id": 1}, succeed).status == "processed"
 
-    def test_unknown_mode(self) -> None:
-        """A mode that there is not is refused with those that there are."""
-        with pytest.raises(SettingError, match="mode='exactly' is not a choice; it is one of lease, mark_first"):
-            Gate("memory://", mode="exactly")  # type: ignore[arg-type]
-
 
 class TestSeen:
     def test_first_and_second(self, gate: Gate) -> None:
-        """The first time no, from then on yes."""
+        """The first call returns False, later calls return True."""
         assert [gate.seen({"id": 1}), gate.seen(b'{"id":1}'), gate.seen({"id": 2})] == [False, True, False]
 
     @pytest.mark.parametrize(
@@ -147,32 +143,33 @@ class TestSeen:
         ],
     )
     def test_other_content(self, store: MemoryStore, policy: Any, seen: list[bool], dead: int) -> None:
-        """Other content under the same key is what the policy says: kept and not to be run, an event, or a copy."""
+        """Other content under the same key is judged by `on_conflict`: a dead letter, an event of its own, or a
+        copy."""
         gate = Gate(store, on_conflict=policy)
         assert [gate.seen({"id": 1, "n": n}) for n in (1, 2, 2, 1)] == seen
         assert len(store.dead_letters()) == dead
         assert gate.counts["policy.conflict"] > 0
 
-    def test_what_is_run_was_seen(self, gate: Gate) -> None:
-        """`seen` and `run` speak of the same events."""
+    def test_same_events_as_run(self, gate: Gate) -> None:
+        """`seen` and `run` share their keys."""
         gate.run({"id": 1}, succeed)
         assert gate.seen({"id": 1})
         assert not gate.seen({"id": 2})
         assert gate.run({"id": 2}, succeed).status == "duplicate"
 
     def test_threads(self, gate: Gate) -> None:
-        """Of threads that ask at once, one is told no."""
+        """Of concurrent threads, one gets False."""
         assert sorted(race([lambda: gate.seen({"id": 1})] * 8)) == [False] + [True] * 7
 
     @pytest.mark.parametrize("payload", [b"{", 5, {"id": 1.5}, [], [{"id": 1}, {"id": 2}], {}])
-    def test_what_cannot_be_identified(self, store: MemoryStore, payload: Any) -> None:
-        """What is no event, or has no key, is neither seen nor new: that is an error, and nothing is marked."""
+    def test_invalid_payload(self, store: MemoryStore, payload: Any) -> None:
+        """A payload without an event, or an event without a key, raises, and nothing is marked."""
         with pytest.raises(OncegateError):
             Gate(store, key=keys.event_id).seen(payload)
         assert store.browse() == []
 
     def test_store_down(self, stumbling: Stumbling) -> None:
-        """A store that does not answer is no answer."""
+        """If the store does not answer, `seen` raises."""
         stumbling.failures = {"claim": 1}
         with pytest.raises(StoreUnavailable):
             Gate(stumbling).seen({"id": 1})

@@ -49,23 +49,24 @@ def write_and_fail(event: Event, connection: sqlite3.Connection) -> None:
 
 class TestTransaction:
     def test_effect_and_completion(self, store: SqliteStore) -> None:
-        """What the handler writes is there once, and its result is given to duplicates."""
+        """The effect of the handler is written once, and duplicates get its result."""
         gate = Gate(store)
         first, second = gate.transaction({"id": "a"}, write), gate.transaction({"id": "a"}, write)
         assert (first.status, first.result) == ("processed", "written")
         assert (second.status, second.result) == ("duplicate", "written")
         assert effects(store) == ["a"]
 
-    def test_a_failure_is_rolled_back_and_counted(self, store: SqliteStore) -> None:
-        """A failing handler leaves no effect, its attempt counts, and a poison event ends as a dead letter."""
+    def test_failure_is_rolled_back_and_counted(self, store: SqliteStore) -> None:
+        """A failing handler leaves no effect, its attempt counts, and in the end the event becomes a dead letter."""
         gate = Gate(store, max_attempts=2)
         outcomes = [gate.transaction({"id": "a"}, write_and_fail) for _ in range(3)]
         assert [outcome.status for outcome in outcomes] == ["failed", "buried", "buried"]
         assert [outcome.error for outcome in outcomes] == ["ValueError: boom"] * 3
         assert effects(store) == []
 
-    def test_a_commit_that_fails(self, tmp_path: Path) -> None:
-        """What the disk did not take counts as an attempt, so that it comes to an end, and its dead letter says why."""
+    def test_commit_fails(self, tmp_path: Path) -> None:
+        """A commit that fails counts as an attempt, so that the event is buried in the end; its dead letter has the
+        reason."""
         done = run(
             f"""
             import resource
@@ -84,16 +85,16 @@ class TestTransaction:
         )
         assert done.stdout.split() == ["failed", "True", "buried", "True"], done
 
-    def test_an_error_of_the_database_is_the_handlers(self, store: SqliteStore) -> None:
-        """A constraint of the user's own tables fails the event, not the store."""
+    def test_database_error_of_the_handler(self, store: SqliteStore) -> None:
+        """A violated constraint of the user's tables fails the event, not the store."""
         store._connected().execute("INSERT INTO effects VALUES ('a')")
         outcome = Gate(store).transaction({"id": "a"}, write)
         assert outcome.status == "failed"
         assert outcome.error is not None
         assert outcome.error.startswith("IntegrityError: UNIQUE constraint failed")
 
-    def test_a_rollback_that_was_overlooked(self, store: SqliteStore) -> None:
-        """When SQLite rolls back by itself and the handler goes on, nothing is completed."""
+    def test_ignored_rollback(self, store: SqliteStore) -> None:
+        """If SQLite rolls back by itself and the handler continues, nothing is completed."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             write(event, connection)
@@ -105,7 +106,7 @@ class TestTransaction:
         assert Gate(store).transaction({"id": "a"}, write).status == "processed"
 
     def test_interrupted(self, store: SqliteStore) -> None:
-        """Ctrl-C rolls back, releases with the reason and goes on upwards."""
+        """Ctrl-C rolls back, releases the event with the reason, and is raised again."""
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
             write(event, connection)
@@ -118,7 +119,7 @@ class TestTransaction:
         assert (entry.record.state, entry.record.error) == ("R", "KeyboardInterrupt")
 
     def test_no_effect_starts_after_the_lease(self, store: SqliteStore) -> None:
-        """A grant that came too late is given back unrun."""
+        """A grant that was answered too late is released without a run."""
         boot = ManualClock(0)
         gate = Gate(store, boot=lambda: boot.advance("30s") or boot.now)  # type: ignore[func-returns-value]
         assert gate.transaction({"id": "a"}, write).status == "in_flight"
@@ -126,10 +127,10 @@ class TestTransaction:
 
     @pytest.mark.parametrize(("took", "warned"), [("30s", False), ("31s", True)])
     @pytest.mark.parametrize("fails", [False, True])
-    def test_holding_the_file_for_longer_than_a_lease(
+    def test_write_lock_held_for_longer_than_a_lease(
         self, store: SqliteStore, took: str, warned: bool, fails: bool
     ) -> None:
-        """A handler that kept all others from writing for longer than a lease is warned of, once, with the event."""
+        """A handler that kept all others from writing for longer than a lease causes one warning, with the event."""
         boot, stream, notices = ManualClock(), StringIO(), list[Notice]()
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
@@ -141,20 +142,21 @@ class TestTransaction:
         outcome = gate.transaction({"id": "evt-1"}, handler)
         gate._observers.flush(5)
         lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-        told = [line for line in lines if "warning" in line]
-        assert gate.counts.get("transaction.held", 0) == len(told) == warned
+        warnings = [line for line in lines if "warning" in line]
+        assert gate.counts.get("transaction.held", 0) == len(warnings) == warned
         assert len(lines) == 1 + warned
         if warned:
-            assert (told[0]["warning"], told[0]["event_id"]) == ("transaction.held", "evt-1")
-            assert (told[0]["key"], told[0]["attempt"]) == (str(outcome.key), 1)
-            assert told[0]["reason"].startswith(
+            assert (warnings[0]["warning"], warnings[0]["event_id"]) == ("transaction.held", "evt-1")
+            assert (warnings[0]["key"], warnings[0]["attempt"]) == (str(outcome.key), 1)
+            assert warnings[0]["reason"].startswith(
                 "its handler held the store's write lock for 31 s, longer than the lease of 30 s: "
             )
             (notice,) = [notice for notice in notices if notice.name == "transaction.held"]
             assert (notice.event and notice.event.id, notice.key) == ("evt-1", outcome.key)
 
-    def test_where_it_cannot_be(self, store: SqliteStore) -> None:
-        """Stores without transactions, and the mode that completes first, are refused before anything is claimed."""
+    def test_invalid_store_mode_or_connection(self, store: SqliteStore) -> None:
+        """Stores without transactions, the mode mark_first and a connection for SQLite are refused before anything is
+        claimed."""
         with pytest.raises(SettingError, match="needs a store with transactions"):
             Gate("memory://").transaction({"id": "a"}, write)
         with pytest.raises(SettingError, match="mark_first"):
@@ -164,8 +166,8 @@ class TestTransaction:
             Gate(store).transaction({"id": "a"}, write, connection=own)
         assert store.browse() == []
 
-    def test_asking_the_same_store(self, store: SqliteStore) -> None:
-        """A handler that asks its own gate is told that it cannot, instead of waiting for its own end."""
+    def test_handler_uses_the_same_store(self, store: SqliteStore) -> None:
+        """A handler that uses its own gate gets an error instead of waiting for its own end."""
         gate = Gate(store)
 
         def handler(event: Event, connection: sqlite3.Connection) -> None:
@@ -175,21 +177,21 @@ class TestTransaction:
         assert (outcome.status, outcome.raised) == ("failed", "SettingError")
         assert gate.run({"id": "b"}, lambda event: None).status == "processed"
 
-    def test_a_closed_connection(self, store: SqliteStore) -> None:
-        """A handler that closes the connection fails; the store gets itself another."""
+    def test_closed_connection(self, store: SqliteStore) -> None:
+        """A handler that closes the connection fails; the store opens another."""
         gate = Gate(store)
         outcome = gate.transaction({"id": "a"}, lambda event, connection: connection.close())
         assert outcome.status == "failed"
         assert gate.run({"id": "b"}, lambda event: None).status == "processed"
 
     def test_unreadable(self, store: SqliteStore) -> None:
-        """What cannot be read is refused as everywhere."""
+        """A payload that cannot be read is refused."""
         assert Gate(store).transaction("{", write).status == "invalid"
 
 
 class TestStaleOwners:
     def attempt(self, store: SqliteStore, held: ClaimProof) -> tuple[bool, list[str]]:
-        """Try a transaction with a proof: the answer, and whether the effect was run."""
+        """Try a transaction with a proof: the answer, and whether the effect ran."""
         ran: list[str] = []
 
         def effect(connection: Any) -> Complete:
@@ -199,7 +201,7 @@ class TestStaleOwners:
         return store.transact(held, effect), ran
 
     def test_taken_over(self, store: SqliteStore, clock: ManualClock) -> None:
-        """An owner whose claim was taken over does not even start, and its successor's claim stands."""
+        """The transaction of an owner whose claim was taken over does not start, and the new claim is unchanged."""
         record = granted(store)
         clock.advance(LEASE)
         successor = granted(store, "bob")
@@ -207,14 +209,14 @@ class TestStaleOwners:
         assert stored(store) == successor
 
     def test_completed_before(self, store: SqliteStore) -> None:
-        """A transaction that is tried again after it was committed does not write its effect again."""
+        """A transaction that is retried after its commit does not write its effect again."""
         record = granted(store)
         held = ClaimProof(NAMESPACE, KEY, record.owner, record.fence)
         assert self.attempt(store, held) == (True, ["ran"])
         assert self.attempt(store, held) == (False, [])
 
     def test_expired_meanwhile(self, store: SqliteStore, clock: ManualClock) -> None:
-        """A record that expires while the handler runs takes its effect with it."""
+        """If the record expires while the handler runs, the effect is rolled back."""
         record = granted(store, retention=LEASE)
 
         def slow(connection: Any) -> Complete:

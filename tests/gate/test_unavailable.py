@@ -1,4 +1,5 @@
-"""What the inbox holds and fails because something else is unavailable: tried for long, without using up attempts."""
+"""Unavailability: a stored event whose handler calls something unavailable is retried for long, without using up
+attempts."""
 
 import asyncio
 import socket
@@ -49,8 +50,8 @@ def raised_from(cause: BaseException) -> Exception:
         (raised_from(HandlerTimeout("too long")), False),
     ],
 )
-def test_which_errors_are_meant(error: BaseException, unavailable: bool) -> None:
-    """Connections that fail, timeouts, RetryLater and what was raised from one of these; no handler that hangs."""
+def test_is_unavailable(error: BaseException, unavailable: bool) -> None:
+    """Failed connections, timeouts, RetryLater and exceptions raised from them count; a handler timeout does not."""
     assert is_unavailable(error) is unavailable
 
 
@@ -93,8 +94,8 @@ def caught(call: Callable[[str], Any], url: str) -> Exception:
 
 
 @pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx, by_botocore])
-def test_a_client_that_gets_no_answer(call: Callable[[str], Any]) -> None:
-    """A refused connection and a timeout are unavailability, whatever HTTP client the handler uses."""
+def test_client_without_an_answer(call: Callable[[str], Any]) -> None:
+    """A refused connection and a timeout are unavailability, with every HTTP client."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         assert is_unavailable(caught(call, url))
@@ -102,7 +103,7 @@ def test_a_client_that_gets_no_answer(call: Callable[[str], Any]) -> None:
 
 
 @pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx])
-def test_a_client_that_gets_an_error(call: Callable[[str], Any]) -> None:
+def test_client_with_an_error(call: Callable[[str], Any]) -> None:
     """429 and 5xx are unavailability, other errors are not."""
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -124,8 +125,8 @@ class Failing:
         raise self.error
 
 
-def kept(clock: ManualClock, **terms: Any) -> Gate:
-    gate = Gate(MemoryStore(clock=clock), boot=clock, **terms)
+def gate_with_an_event(clock: ManualClock, **options: Any) -> Gate:
+    gate = Gate(MemoryStore(clock=clock), boot=clock, **options)
     gate.admit([{"id": "evt-1"}])
     return gate
 
@@ -135,10 +136,10 @@ def record(gate: Gate) -> Any:
     return entry.record
 
 
-def test_an_hour_without_using_up_attempts(clock: ManualClock) -> None:
-    """It is tried for `retry_for`, at pauses that grow with the time from `backoff` to `backoff_limit`, and then is a
-    dead letter whose reason says for how long."""
-    gate, handler = kept(clock, backoff_limit="1m"), Failing(ConnectionRefusedError("down"))
+def test_retry_for(clock: ManualClock) -> None:
+    """The event is retried for `retry_for`, with pauses that grow from `backoff` to `backoff_limit`; then it is a dead
+    letter whose reason has the time."""
+    gate, handler = gate_with_an_event(clock, backoff_limit="1m"), Failing(ConnectionRefusedError("down"))
     begun, pauses = clock.now, []
     while not (outcomes := gate.run_waiting(handler)) or outcomes[0].status == "failed":
         if outcomes:
@@ -157,8 +158,8 @@ def test_an_hour_without_using_up_attempts(clock: ManualClock) -> None:
 
 
 def test_other_failures_are_counted(clock: ManualClock) -> None:
-    """They use up attempts between times of unavailability too, and end the row."""
-    gate = kept(clock, max_attempts=2)
+    """Other failures use up attempts between times of unavailability, and end the current one."""
+    gate = gate_with_an_event(clock, max_attempts=2)
     errors: list[Exception] = [TimeoutError(), ValueError(), RetryLater("busy"), RetryLater("busy"), ValueError()]
     seen = []
     for error in errors:
@@ -170,33 +171,33 @@ def test_other_failures_are_counted(clock: ManualClock) -> None:
 
 
 def test_off(clock: ManualClock) -> None:
-    """Without `retry_for` unavailability counts like any failure."""
-    gate, handler = kept(clock, max_attempts=2, retry_for=None), Failing(ConnectionError())
+    """With retry_for=None unavailability counts like any failure."""
+    gate, handler = gate_with_an_event(clock, max_attempts=2, retry_for=None), Failing(ConnectionError())
     gate.run_waiting(handler)
     clock.advance("1m")
     (outcome,) = gate.run_waiting(handler)
     assert (outcome.status, handler.attempts) == ("buried", [1, 2])
 
 
-def test_not_before_it_said(clock: ManualClock) -> None:
-    """A handler that knows when to come again is left alone until then."""
-    gate = kept(clock)
+def test_retry_later_with_a_time(clock: ManualClock) -> None:
+    """RetryLater with a time delays the next attempt until then."""
+    gate = gate_with_an_event(clock)
     (outcome,) = gate.run_waiting(Failing(RetryLater("busy", after=600)))
     assert record(gate).lease_until - clock.now == 600_000_000
     assert "use up no attempt for up to 1 h more" in outcome.reason
     assert "in 10 m at the earliest" in outcome.reason
 
 
-def test_a_delivery_that_is_not_kept_is_counted(clock: ManualClock) -> None:
-    """Where the sender delivers again, every failure is an attempt."""
+def test_event_that_is_not_stored(clock: ManualClock) -> None:
+    """If the sender delivers again, every failure is an attempt."""
     gate = Gate(MemoryStore(clock=clock), max_attempts=2)
     outcomes = [gate.run({"id": 1}, Failing(ConnectionError())) for _ in range(2)]
     assert [outcome.status for outcome in outcomes] == ["failed", "buried"]
 
 
-def test_a_receiver_that_is_started_late() -> None:
-    """Events that are forwarded to an address where nothing listens are not lost when something does, later than five
-    attempts take; and the log names the one that its entity waits for."""
+def test_receiver_started_late() -> None:
+    """Events that are forwarded to an address where nothing listens are not lost if the receiver starts after the time
+    of five attempts; the log names the event that its entity waits for."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

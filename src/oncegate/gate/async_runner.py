@@ -25,7 +25,7 @@ from oncegate.errors import HandlerTimeout
 from oncegate.events import Event
 from oncegate.gate.batch_writer import BatchWriter, Waiter, WriteBatch
 from oncegate.gate.claimer import StoreCall, execute_all
-from oncegate.gate.handlers import AsyncHandler, Handler, is_coroutine, plain
+from oncegate.gate.handlers import AsyncHandler, Handler, checked_result, is_coroutine
 from oncegate.gate.job import NOT_ALONE, TOO_LATE, Job, UnguardedEvent
 from oncegate.gate.leases import Lease
 from oncegate.gate.limiter import PROCESS, ConcurrencyLimit, InFlightWaiters, enter_async, inside, run_end_of
@@ -113,7 +113,7 @@ class AsyncRunner:
                 call = _HandlerCall(partial(ran_unguarded, item), partial(failed_unguarded, item))
                 await self._call(item.event, handler, call)
             if isinstance(item, Job) and item.emission is not None:
-                await self._writer.done(_JoinedEmission(item))
+                await self._writer.write(_JoinedEmission(item))
         finally:
             limit.leave()
 
@@ -122,7 +122,7 @@ class AsyncRunner:
         unknown = [job for job in jobs if job.key.change is not None or not self._context.claimer.recall(job)]
         try:
             if unknown:
-                await self._writer.done(*map(_Admission, unknown))
+                await self._writer.write(*map(_Admission, unknown))
         except BaseException:
             for job in unknown:
                 self.let_go(job)
@@ -163,7 +163,7 @@ class AsyncRunner:
         """Claim, run and settle one job beside others. A job that may have killed its worker is released first, and
         then claimed again and run while no other handler of this process runs."""
         if inside.get():  # a handler runs this event within its own run
-            await self._writer.done(job)
+            await self._writer.write(job)
             if job.held:
                 await self._run_watched(job, handler)
             return
@@ -171,13 +171,13 @@ class AsyncRunner:
         try:  # leave() without enter() does nothing
             if not PROCESS.enter_now(token, self._max_hold):
                 await enter_async(token, self._max_hold)
-            await self._writer.done(job)
+            await self._writer.write(job)
             if not job.held:
                 return
             if self._marks_first or not job.runs_alone:
                 await self._run_watched(job, handler)
                 return
-            await self._writer.done(self._context.planner.unstarted(job))
+            await self._writer.write(self._context.planner.unstarted(job))
             job.held = False
         finally:
             PROCESS.leave(token)
@@ -190,7 +190,7 @@ class AsyncRunner:
             if not await enter_async(token, self._max_hold, alone_for=self._alone_bound, within=self._alone_within):
                 job.outcome = job.not_run(NOT_ALONE)
                 return
-            await self._writer.done(job)
+            await self._writer.write(job)
             if job.held:
                 await self._run_watched(job, handler)
         finally:
@@ -210,7 +210,7 @@ class AsyncRunner:
         """Run a held job, however it was granted; it has its outcome afterwards."""
         try:
             if (write := self._without_run(job)) is not None:
-                await self._writer.done(write)
+                await self._writer.write(write)
             else:
                 await self._call(job.event, handler, self._handler_call(job))
         except BaseException:
@@ -260,7 +260,7 @@ class AsyncRunner:
         gates, within = _awaiting.set(_awaiting.get() | {id(self)}), inside.set(True)
         try:
             with _CancelOnLeaseLost(call.lease, task):
-                write = call.ran(plain(await self._in_time(handler, event)))
+                write = call.ran(checked_result(await self._in_time(handler, event)))
         except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
             write = call.failed(error)
         except BaseException as error:
@@ -272,7 +272,7 @@ class AsyncRunner:
             inside.reset(within)
             _awaiting.reset(gates)
         if write is not None:
-            await self._writer.done(write)
+            await self._writer.write(write)
 
     async def _in_time(self, handler: AsyncHandler, event: Event) -> Any:
         if self._timeout is None:
@@ -312,7 +312,7 @@ class AsyncRunner:
         run = self.threads.begin(event, lambda: self._writer.post(call.failed(self._timed_out()), waiter))
         gates, within = _in_thread.set(_in_thread.get() | {id(self)}), inside.set(True)
         try:
-            write = partial(call.ran, plain(handler(event)))
+            write = partial(call.ran, checked_result(handler(event)))
         except asyncio.CancelledError as error:
             write = partial(call.failed, _cancelled_itself(error))
         except BaseException as error:  # noqa: BLE001  # a thread has nothing above it to raise to
@@ -340,8 +340,8 @@ class AsyncRunner:
     # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
     def _write(self, batch: WriteBatch[_Write]) -> None:
-        with self._queue_time(batch.waited):
-            self._write_all(batch.asked, batch.again)
+        with self._queue_time(batch.queue_time):
+            self._write_all(batch.items, batch.failed)
 
     def _write_all(self, writes: Sequence[_Write], undone: list[_Write]) -> None:
         """Settlements first: their effects are done, and copies among the claims then find them completed. They are
@@ -370,7 +370,7 @@ class AsyncRunner:
 
     def _settle(self, batch: WriteBatch[_Write]) -> None:
         """In another thread: the settlements that failed at the first try."""
-        self._runner.write([each for each in batch.asked if isinstance(each, PlannedSettlement)])
+        self._runner.write([each for each in batch.items if isinstance(each, PlannedSettlement)])
 
     def _write_failures_and_emissions(self, writes: Sequence[_Write]) -> None:
         if failed := [each for each in writes if isinstance(each, FailedAfterMark)]:

@@ -1,8 +1,8 @@
-"""Gathering: the writes of many coroutines in few batches.
+"""The batch writer: writes the items of many coroutines in few batches.
 
-Coroutines that become ready in the same turn of their event loop hand in what they ask for together, and a thread
-writes all that has been handed in since its last write. So a batch waits for one turn of the loop and for the write
-before it, and for nothing else.
+The items that coroutines hand in during one turn of their event loop are queued together. A thread writes all that was
+queued since its last write. So an item waits for the rest of the turn and for the write before it, and for nothing
+else.
 """
 
 import asyncio
@@ -14,26 +14,43 @@ from typing import Any, Generic, TypeVar
 
 from oncegate.background import Background
 
-_Asked = TypeVar("_Asked")
+_Item = TypeVar("_Item")
 Waiter = asyncio.Future[None]
 
 
-class _Waiting(Generic[_Asked]):
-    """Somebody who waits until so many things have been worked on, and what has been so far."""
+class WriteBatch(Generic[_Item]):
+    """Items to write. `queue_time` is how many seconds the first of them has waited. The write function appends items
+    that could not be written to `failed`."""
 
-    __slots__ = ("done", "error", "loop", "number", "waiter")
+    __slots__ = ("failed", "items", "queue_time")
+
+    def __init__(self, items: Sequence[_Item], queue_time: float) -> None:
+        self.items = items
+        self.queue_time = queue_time
+        self.failed: list[_Item] = []
+
+
+_WriteFunction = Callable[[WriteBatch[_Item]], None]
+
+
+class _Caller(Generic[_Item]):
+    """A caller that waits until `number` items are written, and those that are written by now."""
+
+    __slots__ = ("error", "loop", "number", "waiter", "written")
 
     def __init__(self, waiter: Waiter, number: int = 1) -> None:
         self.waiter = waiter
         self.loop = waiter.get_loop()
         self.number = number
-        self.done: list[_Asked] = []
+        self.written: list[_Item] = []
         self.error: BaseException | None = None
 
-    def one_is_done(self, asked: _Asked, error: BaseException | None) -> None:
-        self.done.append(asked)
+    def add_written(self, item: _Item, error: BaseException | None) -> None:
+        """Wake the caller after its last item. An error is raised only then: no item is still being written for a
+        caller that has gone on."""
+        self.written.append(item)
         self.error = self.error or error
-        if len(self.done) < self.number:
+        if len(self.written) < self.number:
             return
         if self.error is None:
             self.waiter.set_result(None)
@@ -41,118 +58,105 @@ class _Waiting(Generic[_Asked]):
             self.waiter.set_exception(self.error)
 
 
-class _Ask(Generic[_Asked]):
-    """What is asked for, since when, and who waits for it, if anybody does."""
+class _QueuedItem(Generic[_Item]):
+    __slots__ = ("caller", "item", "queued_at")
 
-    __slots__ = ("asked", "since", "waiting")
-
-    def __init__(self, asked: _Asked, waiting: _Waiting[_Asked] | None) -> None:
-        self.asked = asked
-        self.since = time.monotonic()
-        self.waiting = waiting
-
-
-class WriteBatch(Generic[_Asked]):
-    """What is to be worked on, and how long the first of it has waited. What is put into `again` could not be done."""
-
-    __slots__ = ("again", "asked", "waited")
-
-    def __init__(self, asked: Sequence[_Asked], waited: float) -> None:
-        self.asked = asked
-        self.waited = waited
-        self.again: list[_Asked] = []
+    def __init__(self, item: _Item, caller: _Caller[_Item] | None) -> None:
+        self.item = item
+        self.queued_at = time.monotonic()
+        self.caller = caller
 
 
 class _Turn(threading.local):
-    """What was handed in during this turn of the loop that runs in this thread; no loop: nothing yet."""
+    """The items of the current turn of the event loop of this thread; `loop` is None before the first item."""
 
     loop: asyncio.AbstractEventLoop | None = None
-    handed_in: list[Any]
+    items: list[Any]
 
 
-_Background = Background[list[_Ask[_Asked]]]
+_Background = Background[list[_QueuedItem[_Item]]]
 
 
-class BatchWriter(Generic[_Asked]):
-    """`work` gets up to `most` things at a time, in the order in which they were asked for. What it could not do is for
-    `again`, in a thread of its own, so that nothing else has to wait for it. `orphaned` gets what was worked on for a
-    coroutine that has been cancelled meanwhile."""
+class BatchWriter(Generic[_Item]):
+    """`write` gets up to `most` items at a time, in the order in which they were queued. The items that it puts into
+    `failed` go to `retry`, in another thread, so that other items do not wait for them. `orphaned` gets each item that
+    was written for a coroutine that has been cancelled meanwhile."""
 
     def __init__(
         self,
         name: str,
-        work: Callable[[WriteBatch[_Asked]], None],
-        again: Callable[[WriteBatch[_Asked]], None],
-        orphaned: Callable[[_Asked], None],
+        write: _WriteFunction[_Item],
+        retry: _WriteFunction[_Item],
+        orphaned: Callable[[_Item], None],
         most: int,
     ) -> None:
         self._orphaned = orphaned
         self._most = most
-        self._background: _Background[_Asked] = Background(name, partial(self._work_off, work), most=most)
-        self._again: _Background[_Asked] = Background(f"{name}-again", partial(self._work_off, again), most=most)
-        self._local = _Turn()
+        self._background: _Background[_Item] = Background(name, partial(self._write_queued, write), most=most)
+        self._retries: _Background[_Item] = Background(f"{name}-again", partial(self._write_queued, retry), most=most)
+        self._turn = _Turn()
 
-    async def done(self, *asked: _Asked) -> None:
-        """Wait until all of these, which is at least one, have been worked on. A caller that is cancelled does not stop
-        it."""
+    async def write(self, *items: _Item) -> None:
+        """Wait until all these items (at least one) are written. They are written even if the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        waiting: _Waiting[_Asked] = _Waiting(loop.create_future(), len(asked))
-        turn = self._local
-        if turn.loop is not loop:  # the first in this turn, or in this loop
-            turn.loop, turn.handed_in = loop, []
-            loop.call_soon(self._pass_on, turn.handed_in)
-        turn.handed_in.extend([_Ask(each, waiting) for each in asked])
+        caller: _Caller[_Item] = _Caller(loop.create_future(), len(items))
+        turn = self._turn
+        if turn.loop is not loop:  # the first item of this turn
+            turn.loop, turn.items = loop, []
+            loop.call_soon(self._end_turn, turn.items)
+        turn.items.extend([_QueuedItem(item, caller) for item in items])
         try:
-            await waiting.waiter
+            await caller.waiter
         except asyncio.CancelledError:
-            for each in waiting.done:  # the caller was cancelled before it could see that
-                self._orphaned(each)
+            for item in caller.written:  # the caller was cancelled before it could use them
+                self._orphaned(item)
             raise
 
-    def post(self, asked: _Asked, waiter: Waiter | None = None) -> None:
-        """Have this worked on, from any thread."""
-        self._background.put([_Ask(asked, None if waiter is None else _Waiting(waiter))])
+    def post(self, item: _Item, waiter: Waiter | None = None) -> None:
+        """Queue one item, from any thread. `waiter` gets its result when the item is written."""
+        self._background.put([_QueuedItem(item, None if waiter is None else _Caller(waiter))])
 
     def flush(self, within: float) -> bool:
-        """Wait until all that was asked so far has been worked on; False if that takes too long."""
+        """Wait until all items queued so far are written; False if that takes longer than `within` seconds."""
         deadline = time.monotonic() + within
-        return self._background.flush(within) and self._again.flush(max(0, deadline - time.monotonic()))
+        return self._background.flush(within) and self._retries.flush(max(0, deadline - time.monotonic()))
 
-    def _pass_on(self, handed_in: list[_Ask[_Asked]]) -> None:
-        self._local.loop = None
-        self._background.put(handed_in)
+    def _end_turn(self, items: list[_QueuedItem[_Item]]) -> None:
+        self._turn.loop = None
+        self._background.put(items)
 
-    # ── in the thread ─────────────────────────────────────────────────────────────────────────────────────
+    # ── in the thread that writes ─────────────────────────────────────────────────────────────────────────
 
-    def _work_off(self, work: Callable[[WriteBatch[_Asked]], None], handed_in: list[list[_Ask[_Asked]]]) -> None:
-        asks = [ask for some in handed_in for ask in some]
-        for start in range(0, len(asks), self._most):
-            self._work_on(work, asks[start : start + self._most])
+    def _write_queued(self, write: _WriteFunction[_Item], turns: list[list[_QueuedItem[_Item]]]) -> None:
+        queued = [each for turn in turns for each in turn]
+        for start in range(0, len(queued), self._most):
+            self._write_batch(write, queued[start : start + self._most])
 
-    def _work_on(self, work: Callable[[WriteBatch[_Asked]], None], asks: list[_Ask[_Asked]]) -> None:
+    def _write_batch(self, write: _WriteFunction[_Item], queued: list[_QueuedItem[_Item]]) -> None:
         error: BaseException | None = None
-        gathered = WriteBatch([ask.asked for ask in asks], time.monotonic() - asks[0].since)
+        batch = WriteBatch([each.item for each in queued], time.monotonic() - queued[0].queued_at)
         try:
-            work(gathered)
-        except BaseException as raised:  # noqa: BLE001  # those who wait are told
+            write(batch)
+        except BaseException as raised:  # noqa: BLE001  # raised in the callers that wait
             error = raised
-        if gathered.again:
-            undone = set(map(id, gathered.again))
-            self._again.put([ask for ask in asks if id(ask.asked) in undone])
-            asks = [ask for ask in asks if id(ask.asked) not in undone]
-        for loop in {ask.waiting.loop for ask in asks if ask.waiting is not None}:
-            theirs = [(ask.asked, ask.waiting) for ask in asks if ask.waiting is not None and ask.waiting.loop is loop]
+        if batch.failed:
+            failed = set(map(id, batch.failed))
+            self._retries.put([each for each in queued if id(each.item) in failed])
+            queued = [each for each in queued if id(each.item) not in failed]
+        awaited = [(each.item, each.caller) for each in queued if each.caller is not None]
+        for loop in {caller.loop for _, caller in awaited}:
+            written = [(item, caller) for item, caller in awaited if caller.loop is loop]
             try:
-                loop.call_soon_threadsafe(self._wake, theirs, error)
-            except RuntimeError:  # the loop was closed, and all who waited in it are gone
-                for asked, _ in theirs:
-                    self._orphaned(asked)
+                loop.call_soon_threadsafe(self._wake, written, error)
+            except RuntimeError:  # the loop was closed, and its callers are gone
+                for item, _ in written:
+                    self._orphaned(item)
 
-    # ── in the loop ───────────────────────────────────────────────────────────────────────────────────────
+    # ── in the event loop ─────────────────────────────────────────────────────────────────────────────────
 
-    def _wake(self, worked_on: list[tuple[_Asked, _Waiting[_Asked]]], error: BaseException | None) -> None:
-        for asked, waiting in worked_on:
-            if waiting.waiter.done():
-                self._orphaned(asked)
+    def _wake(self, written: list[tuple[_Item, _Caller[_Item]]], error: BaseException | None) -> None:
+        for item, caller in written:
+            if caller.waiter.done():
+                self._orphaned(item)
             else:
-                waiting.one_is_done(asked, error)
+                caller.add_written(item, error)

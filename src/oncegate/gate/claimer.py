@@ -212,7 +212,7 @@ class Claimer:
             if job.carried is not None:
                 jobs = self._find_by_carried_key(jobs)
                 break
-        unknown = jobs if self._cache.knows_none(jobs) else [job for job in jobs if not self.recall(job)]
+        unknown = jobs if self._cache.has_none_of(jobs) else [job for job in jobs if not self.recall(job)]
         if not unknown:
             return None
         requests = claim_requests(unknown, self._config, marks=self._config.marks_first)
@@ -333,7 +333,7 @@ class Claimer:
             job.bury_reason = _no_attempt_left(record)
         if record.completed_at is not None and record.expires_at is not None:
             job.lease.valid_until = sent_at + record.expires_at - at  # a marked event is granted to nobody before that
-            self._cache.found(job.lease)
+            self._cache.add_found(job.lease)
         return True
 
     def _taken(self, entry: Entry, sent_at: int) -> Job:
@@ -356,7 +356,7 @@ class Claimer:
         """The store has a record of the event: that decides the outcome, and a completion goes into the cache."""
         job.outcome = _outcome(job, verdict)
         self._notify_unbound_conflict(job, verdict.record)
-        self._cache.found(Lease(self._config.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
+        self._cache.add_found(Lease(self._config.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
 
     def _notify_unbound_conflict(self, job: Job, original: Record) -> None:
         """With on_conflict="duplicate", different content under a known key counts as a copy."""

@@ -1,7 +1,7 @@
-"""Remembering: completions this process has seen confirmed, so that a storm of copies does not reach the store.
+"""The completion cache: recent completions, so that a burst of copies does not reach the store.
 
-Only what the store has confirmed is remembered, for a short while and never past its expiry; other content under the
-same key goes to the store, and so does work that a person has sent back.
+Only completions that the store has confirmed are cached, for a short time and never past their expiry. An event with
+other content under a cached key goes to the store. A redriven event does, too: it is taken from the store, not claimed.
 """
 
 import threading
@@ -20,14 +20,15 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.outcome import Outcome
 from oncegate.gate.settlement import PlannedSettlement
 
-_MOST: Final = 10_000
-_LARGEST_RESULT: Final = 4_096
+_MOST_COMPLETIONS: Final = 10_000
+_LARGEST_RESULT: Final = 4_096  # bytes
 _LARGEST_DOCUMENT: Final = 4_096
 
 
 class _Completion(Struct, frozen=True, gc=False):
-    """A claim as it was granted, and how it was completed by what was sent at `sent_at`. It may be trusted `until` then
-    on the boot clock; the store's is `ahead` of that. The document may be at hand too."""
+    """A record as it was granted, and its completion, sent at `sent_at`. Both `sent_at` and `until`, the end of its
+    time in the cache, are on the boot clock; the store's clock is `ahead` of the boot clock. `document` is what was
+    delivered, if it is cached."""
 
     until: int
     record: Record
@@ -38,11 +39,14 @@ class _Completion(Struct, frozen=True, gc=False):
 
 
 class CompletionCache:
-    """Two dicts by turns: when the new one is full, or old enough, the old one is thrown away as a whole."""
+    """Completions by key, each for at most `remember` microseconds; None switches the cache off.
 
-    def __init__(self, within: int | None, retention: int, boot: Clock) -> None:
-        self._within = within
-        self._longest = min(within or 0, retention)
+    There are two dicts. When the new one is full, or old enough, it becomes the old one, and the old one is dropped as
+    a whole: no entry has to be evicted by itself."""
+
+    def __init__(self, remember: int | None, retention: int, boot: Clock) -> None:
+        self._remember = remember
+        self._longest = min(remember or 0, retention)
         self._boot = boot
         self._lock = threading.Lock()
         self._watch = forks.holding(self._lock)
@@ -50,77 +54,77 @@ class CompletionCache:
         self._new_until = 0
         self._old: dict[bytes, _Completion] = {}
 
-    def knows_none(self, jobs: Sequence[Job]) -> bool:
-        """Whether not one of these need be asked for: the usual case, and a quick one."""
+    def has_none_of(self, jobs: Sequence[Job]) -> bool:
+        """Whether no job has a key in the cache: the usual case, and quick to find out."""
         if not (self._new or self._old):
             return True
         digests = [job.key.digest for job in jobs]
         return self._new.keys().isdisjoint(digests) and self._old.keys().isdisjoint(digests)
 
     def answer(self, job: Job) -> Outcome | None:
-        """A duplicate, if it is known to be one."""
-        known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
-        if known is None:
+        """The outcome of a duplicate; None if the store has to be asked."""
+        cached = self._new.get(job.key.digest) or self._old.get(job.key.digest)
+        if cached is None:
             return None
-        record, complete, now = known.record, known.complete, self._boot()
-        if now >= known.until or record.payload_hash != job.payload_hash or is_handed_on(job, complete.handed_to):
+        record, complete, now = cached.record, cached.complete, self._boot()
+        if now >= cached.until or record.payload_hash != job.payload_hash or is_handed_on(job, complete.handed_to):
             return None
         original = replace(
             record,
             state=COMPLETED,
-            completed_at=record.completed_at or known.sent_at + known.ahead,
+            completed_at=record.completed_at or cached.sent_at + cached.ahead,
             result=complete.result,
             error=complete.error,
             handed_to=complete.handed_to,
         )
         result = None if complete.result is None else msgspec.json.decode(complete.result)
-        at = now + known.ahead
+        at = now + cached.ahead
         kind = kind_of(job, original, at)
         return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, at)
 
     def document(self, job: Job) -> bytes | None:
-        """The document of the event that was completed under this job's key, if it is still at hand."""
-        known = self._new.get(job.key.digest) or self._old.get(job.key.digest)
-        return None if known is None else known.document or None
+        """The document of the event that was completed under this job's key, if it is cached."""
+        cached = self._new.get(job.key.digest) or self._old.get(job.key.digest)
+        return None if cached is None else cached.document or None
 
-    def settled(self, endings: Sequence[PlannedSettlement], sent_at: int) -> None:
-        """Endings that the store has accepted since `sent_at`; those that are completions are remembered.
+    def add_settled(self, planned: Sequence[PlannedSettlement], sent_at: int) -> None:
+        """Cache the completions among settlements that were sent at `sent_at` and that the store has accepted.
 
-        A document is kept if it is worth its room: it only serves to say where a conflict differs. As bytes it takes a
-        third of what the body does, and gives the collector of garbage nothing to look at."""
-        if self._within is None:
+        A document only serves to tell at which paths a conflict differs, so a large one is not cached. It is cached as
+        bytes: they take a third of the memory of the body, and the garbage collector does not have to traverse them."""
+        if self._remember is None:
             return
         until = sent_at + self._longest
         with self._lock:
-            known = self._current(sent_at)
-            for ending in endings:
-                complete = ending.settlement
+            completions = self._current(sent_at)
+            for each in planned:
+                complete = each.settlement
                 if type(complete) is Complete and len(complete.result or b"") <= _LARGEST_RESULT:
-                    lease, raw = ending.job.lease, ending.job.event.raw
+                    lease, raw = each.job.lease, each.job.event.raw
                     record, ahead = lease.record, lease.granted_at - lease.held_since
                     if record.payload is not None:
                         record = replace(record, payload=None)
                     document = raw if len(raw) <= _LARGEST_DOCUMENT else None
-                    known[complete.key] = _Completion(until, record, ahead, complete, sent_at, document)
+                    completions[complete.key] = _Completion(until, record, ahead, complete, sent_at, document)
 
-    def found(self, lease: Lease) -> None:
-        """A completed record that the store has shown."""
+    def add_found(self, lease: Lease) -> None:
+        """Cache the record of a lease if it is completed: the store has answered with it."""
         record = lease.record
         if len(record.result or b"") > _LARGEST_RESULT:
             return
-        if self._within is not None and record.completed_at is not None and record.expires_at is not None:
+        if self._remember is not None and record.completed_at is not None and record.expires_at is not None:
             retention = record.expires_at - lease.granted_at
             proof = (lease.namespace, lease.key, record.owner, record.fence)
             complete = Complete(*proof, retention, record.result, record.error, record.handed_to)
             sent_at = lease.held_since
-            until = sent_at + min(self._within, retention)
+            until = sent_at + min(self._remember, retention)
             with self._lock:
-                known = self._current(sent_at)
-                known[lease.key] = _Completion(until, record, lease.granted_at - sent_at, complete, sent_at)
+                completions = self._current(sent_at)
+                completions[lease.key] = _Completion(until, record, lease.granted_at - sent_at, complete, sent_at)
 
     def _current(self, now: int) -> dict[bytes, _Completion]:
-        """Where to put what is new; to be asked for under the lock."""
-        if len(self._new) >= _MOST // 2 or now >= self._new_until:
+        """The dict for new completions. To be called with the lock held."""
+        if len(self._new) >= _MOST_COMPLETIONS // 2 or now >= self._new_until:
             self._old, self._new = self._new, {}
-            self._new_until = now + (self._within or 0)
+            self._new_until = now + (self._remember or 0)
         return self._new

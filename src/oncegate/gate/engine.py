@@ -54,7 +54,7 @@ class Engine:
         self._hints = hints
         self._cache = cache or CompletionCache(None if config.sliding else config.remember, config.retention, boot)
         self._heartbeat = heartbeat or Heartbeat(store, config.lease, config.max_hold, boot, self._notify_lost)
-        self._retrier = retrier or SettlementRetrier(store, boot, self._cache.settled)
+        self._retrier = retrier or SettlementRetrier(store, boot, self._cache.add_settled)
         self.dead_letters = DeadLetters(store, config, self._cache, observers, hints)
         self.claimer = Claimer(store, config, boot, self._cache, observers, hints, self._heartbeat, self.dead_letters)
         self.state_changes = StateChangeResolver(store, config, self.claimer, self.dead_letters, observers)

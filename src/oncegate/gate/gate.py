@@ -130,7 +130,7 @@ class Gate:
 
         outcome = await ask()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.concurrent.in_flight_waiters.waited(outcome, ask, longest)
+            outcome = await self._engine.concurrent.in_flight_waiters.wait(outcome, ask, longest)
         return self._observed([outcome])[0]
 
     @overload
@@ -186,7 +186,7 @@ class Gate:
         and must not keep the connection, and it should be quick: on SQLite nobody else can write meanwhile. On
         Postgres, `connection` may be your own connection to the same database (psycopg, or a session or connection of
         SQLAlchemy) that is not in a transaction yet; it is committed here. Nothing runs unguarded in this mode."""
-        check_handler(handler, given=2)
+        check_handler(handler, arguments=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._config.marks_first:

@@ -1,4 +1,4 @@
-"""Leases: how long a claim may be trusted here, and the thread that renews them."""
+"""Leases: how long this process may rely on a claim, and the thread that renews leases."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -13,13 +13,14 @@ from oncegate.stores.base import Store
 
 
 class Lease(Struct, eq=False, gc=False):
-    """A claim that this process holds: at which address, and the record as the store granted it at its time
+    """A claim that this process holds: its address, and the record that the store granted at the store's time
     `granted_at`.
 
-    Its validity is counted on the boot clock from before the request was sent, so that however slow the network is
-    the store thinks it ours for as long as we do. (Unless the store's clock is set ahead: see docs/decisions.md.)
-    One that is `ending` is about to be settled, and is no longer renewed: that would look like a loss.
-    It is nothing to the garbage collector: whoever sets `on_lost` takes it back.
+    `held_since` and `valid_until` are on the boot clock and are counted from before the request was sent. So the lease
+    never ends later here than in the store, however slow the network is, unless the store's clock is set ahead (see
+    docs/decisions.md). A lease that is `ending` is about to be settled and is not renewed any more: the renewal of a
+    settled claim is refused, and that would look like a lost lease. `on_lost` is called when the lease is lost.
+    gc=False is safe: the code that sets `on_lost` resets it, so no reference cycle stays.
     """
 
     namespace: str
@@ -36,29 +37,30 @@ class Lease(Struct, eq=False, gc=False):
         return Renew(self.namespace, self.key, self.record.owner, self.record.fence, length)
 
     def lose(self) -> None:
-        """It is another's, or may be: whoever runs under it is told."""
+        """Another worker has the claim, or may have it."""
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
 
 
 class Heartbeat:
-    """Renews every held lease each third of its length, for at most `max_hold`, from a thread of its own.
+    """A thread that renews each held lease every third of its length, for at most `max_hold` (both in microseconds).
 
-    The thread starts with the first lease and ends when it has found none to renew. `told` hears of those that are
-    lost while they are held. What is held here, lost or not, is not run here again: a new grant of it is adopted.
+    The thread starts with the first lease and ends when there is none to renew. `on_lost` is called with each lease
+    that is lost while it is held. An event whose lease is held here, lost or not, is not started here again: `adopt`
+    gives a new grant to the handler that still runs.
     """
 
     def __init__(
-        self, store: Store, lease: int, max_hold: int, boot: Clock, told: Callable[[Lease], object] | None = None
+        self, store: Store, lease: int, max_hold: int, boot: Clock, on_lost: Callable[[Lease], object] | None = None
     ) -> None:
         self._store = store
         self._length = lease
         self._max_hold = max_hold
         self._boot = boot
-        self._told = told
+        self._on_lost = on_lost
         self._lock = threading.Lock()
-        self._held: dict[bytes, Lease] = {}  # by key: all are of one namespace
+        self._held: dict[bytes, Lease] = {}  # by key; a heartbeat serves one namespace
         self._thread: threading.Thread | None = None
         forks.watch(self)
 
@@ -71,7 +73,7 @@ class Heartbeat:
         self._lock.release()
 
     def hold(self, leases: Iterable[Lease]) -> None:
-        """Keep these leases alive until they are dropped."""
+        """Renew these leases until they are dropped."""
         with self._lock:
             self._held.update({lease.key: lease for lease in leases})
             self._start()
@@ -84,8 +86,10 @@ class Heartbeat:
                     del held[lease.key]
 
     def adopt(self, granted: Lease) -> bool:
-        """Whether this event is held here already. Then its lease is the one that was just granted: the store's clock
-        was set ahead, or this process was stopped for longer than the lease, and its handler has not ended."""
+        """Give a new grant to the held lease of the same event. Returns False if the event is not held here.
+
+        The store grants a held event again if its clock was set ahead, or if this process was stopped for longer than
+        the lease. The handler has not returned by then, so it continues under the new grant."""
         if not self._held:
             return False
         with self._lock:
@@ -112,7 +116,7 @@ class Heartbeat:
                     self._thread = None
                     return
             self._renew([lease for lease in held if self._boot() - lease.held_since < self._max_hold])
-            self._part_with([lease for lease in held if lease.lost or self._boot() >= lease.valid_until])
+            self._report_lost([lease for lease in held if lease.lost or self._boot() >= lease.valid_until])
 
     def _renew(self, held: list[Lease]) -> None:
         sent_at = self._boot()
@@ -120,23 +124,24 @@ class Heartbeat:
         try:
             answers = self._store.renew(renewals)
         except StoreError:
-            return  # the leases still have two thirds of their length: the next beat tries again
+            return  # two thirds of each lease are left: the next beat retries
         with self._lock:
             for lease, renewal, renewed in zip(held, renewals, answers, strict=True):
-                if lease.record.fence != renewal.fence:  # it was granted anew meanwhile
+                if lease.record.fence != renewal.fence:  # adopt() gave it a new grant meanwhile
                     continue
                 if renewed:
                     lease.valid_until = sent_at + self._length
                 else:
                     lease.lost = True
 
-    def _part_with(self, gone: list[Lease]) -> None:
-        """Those still held are told; what was settled a moment ago is lost to nobody."""
+    def _report_lost(self, leases: list[Lease]) -> None:
+        """Call `on_lost` for those of the leases that are still held. A lease that was settled since the renewal was
+        sent is not lost."""
         with self._lock:
             now = self._boot()
-            held = [lease for lease in gone if self._held.get(lease.key) is lease]
+            held = [lease for lease in leases if self._held.get(lease.key) is lease]
             lost = [lease for lease in held if (lease.lost or now >= lease.valid_until) and not lease.ending]
         for lease in lost:
             lease.lose()
-            if self._told is not None:
-                self._told(lease)
+            if self._on_lost is not None:
+                self._on_lost(lease)

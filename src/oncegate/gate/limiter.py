@@ -1,17 +1,21 @@
-"""Alone: the handlers that share this process, and the one that must have it to itself.
+"""Limits on what runs at the same time: handlers in this process, coroutines in one event loop, copies that wait.
 
-An event whose last attempt was never settled may have killed its worker. Its handler runs while no other handler of
-this process does, so that it takes no neighbour with it and no neighbour takes it along. All gates of a process share
-one `PROCESS`: the process is what dies.
+`HandlerRuns` (one for the process: `PROCESS`) lets handlers run beside each other, or one of them alone. An event whose
+last attempt was never settled may have killed its worker. Its handler runs while no other handler of this process runs,
+so that neither can take the other down. All gates of a process share `PROCESS`, because it is the process that dies.
 
-    enter       run beside others; waits while one is alone or waits to be
-    enter_alone run alone: no other starts, and those that run are waited for, within a bound
-    leave       it has ended
+    enter        run beside others; waits while a handler runs alone, or waits to run alone
+    enter_alone  run alone: no other handler starts, and it waits for the running ones, within a bound
+    leave        the run has ended
 
-After each run alone, and after each wait for one that was given up, all that waited to run beside others starts first.
-So many suspects slow the others down but do not stop them.
+After each run alone, and after each wait to run alone that was given up, all runs that wait to run beside others start
+first. So a large number of suspect events slows the others down, but does not stop them.
 
-Nothing here knows of events. How a coroutine waits is in `oncegate.gate.limiter`: asyncio takes long to import.
+`ConcurrencyLimit` bounds the events that the coroutines of one event loop have in flight. `InFlightWaiters` lets copies
+of an event wait until the run of the event ends.
+
+asyncio is imported inside the functions that use it: it takes long to import, and a cold start without coroutines does
+not need it.
 """
 
 import threading
@@ -30,15 +34,18 @@ from oncegate.gate.outcome import Outcome
 if TYPE_CHECKING:
     import asyncio
 
-LOOK_EVERY: Final = 0.5  # seconds; how often one that waits looks whether a bound has passed
+_CHECK_EVERY: Final = 0.5  # seconds between two checks whether a time bound has passed
 
-# Whether a handler is being called around what runs here: it must not wait for its own end.
+# Whether the current code runs inside a handler. Such code must not wait to enter: it would wait for its own end.
 inside: ContextVar[bool] = ContextVar("oncegate_inside_handler", default=False)
 
 
-class Waiter:
-    """One that waits to run, alone for `alone_for` seconds if that is not 0, and no longer than to its `deadline`.
-    `wake` is called when it is `admitted`."""
+# ── handlers of this process: beside each other, or one alone ─────────────────────────────────────────────
+
+
+class _WaitingRun:
+    """A run that waits to enter until `deadline` (monotonic clock). It runs alone for up to `alone_for` seconds; 0 is
+    beside others. `wake` is called when the run is `admitted`."""
 
     __slots__ = ("admitted", "alone_for", "deadline", "hold", "token", "wake")
 
@@ -54,175 +61,138 @@ class Waiter:
 
 
 class HandlerRuns:
-    """What runs is known by a `token`, any object. It counts as company for `hold` seconds at most: a handler that runs
-    on after that has lost its claim, or hangs. One that is alone keeps others out for `alone_for` seconds at most."""
+    """The handlers that run in this process, each identified by a `token` (any object).
+
+    A run counts as running for at most `hold` seconds: a handler that runs longer has lost its claim, or hangs. A run
+    that is alone keeps others out for at most `alone_for` seconds.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watch = forks.holding(self._lock, self._start_anew)
-        self._start_anew()
+        self._watch = forks.holding(self._lock, self._reset)
+        self._reset()
 
-    def _start_anew(self) -> None:
-        """Nothing runs in a new process, and nothing waits in it."""
+    def _reset(self) -> None:
+        """Also in a forked child, where nothing runs and nothing waits."""
         self._running: dict[object, float] = {}
         self._alone: object = None
         self._alone_until = 0.0
-        self._suspects: list[Waiter] = []
-        self._others: list[Waiter] = []
+        self._suspects: list[_WaitingRun] = []
+        self._others: list[_WaitingRun] = []
 
     def enter_now(self, token: object, hold: float) -> bool:
-        """Run beside others, unless one is alone or waits to be."""
+        """Run beside others; False if a handler runs alone or waits to run alone."""
         with self._lock:
             if self._suspects or self._alone is not None:
                 return False
             self._running[token] = time.monotonic() + hold
             return True
 
-    def add(self, token: object, hold: float) -> None:
-        """Count as running what one starts that is inside already."""
-        with self._lock:
-            self._running[token] = time.monotonic() + hold
-
-    def leave(self, token: object) -> None:
-        """It has ended, or does not wait any longer. To leave without having entered does no harm."""
-        with self._lock:
-            self._running.pop(token, None)
-            if self._alone is token:
-                self._open()
-            if self._suspects or self._others:
-                self._suspects = [waiter for waiter in self._suspects if waiter.token is not token]
-                self._others = [waiter for waiter in self._others if waiter.token is not token]
-                self._advance()
-
     def enter(self, token: object, hold: float) -> None:
-        """Run beside others; block until that may be. A handler that runs another in its own place does not wait."""
+        """Run beside others; blocks until that is possible. An event that a handler runs itself does not wait."""
         if not inside.get() and not self.enter_now(token, hold):
             self._wait(token, hold, 0.0, inf)
 
     def enter_alone(self, token: object, hold: float, *, within: float, alone_for: float) -> bool:
-        """Run alone; block until that may be, for so many seconds at most. Answers whether it may."""
+        """Run alone; blocks until that is possible. False if it is not possible within `within` seconds."""
         return inside.get() or self._wait(token, hold, alone_for, within)
 
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def ask(
-        self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
-    ) -> Waiter:
-        """Wait to run, beside others or alone. The caller looks every now and then, and gives up or leaves. One that
-        does neither keeps nobody out when its time is over: its event loop may be blocked."""
-        waiter = Waiter(token, hold, alone_for, time.monotonic() + within, wake)
+    def add(self, token: object, hold: float) -> None:
+        """Count one more run that a run which has entered starts; it does not wait."""
         with self._lock:
-            (self._suspects if alone_for else self._others).append(waiter)
-            self._advance()
-        return waiter
+            self._running[token] = time.monotonic() + hold
 
-    def look(self) -> None:
-        """See whether a bound has passed."""
+    def leave(self, token: object) -> None:
+        """The run has ended, or does not wait any more. Without enter() this does nothing."""
         with self._lock:
-            self._advance()
-
-    def give_up(self, waiter: Waiter) -> bool:
-        """Wait no longer; answers whether it was admitted meanwhile, and so has to leave."""
-        with self._lock:
-            if waiter in self._suspects:
-                self._suspects.remove(waiter)
-                if self._alone is None:
-                    self._open()
+            self._running.pop(token, None)
+            if self._alone is token:
+                self._admit_others()
+            if self._suspects or self._others:
+                self._suspects = [waiting for waiting in self._suspects if waiting.token is not token]
+                self._others = [waiting for waiting in self._others if waiting.token is not token]
                 self._advance()
-            elif waiter in self._others:
-                self._others.remove(waiter)
-            return waiter.admitted
 
     def _wait(self, token: object, hold: float, alone_for: float, within: float) -> bool:
         woken = threading.Event()
-        waiter = self.ask(token, hold, alone_for, woken.set, within)
+        waiting = self.enqueue(token, hold, alone_for, woken.set, within)
         try:
-            while not waiter.admitted and (left := waiter.deadline - time.monotonic()) > 0:
-                woken.wait(min(LOOK_EVERY, left))
-                self.look()
+            while not waiting.admitted and (left := waiting.deadline - time.monotonic()) > 0:
+                woken.wait(min(_CHECK_EVERY, left))
+                self.check()
         except BaseException:
-            if self.give_up(waiter):
+            if self.give_up(waiting):
                 self.leave(token)
             raise
-        return self.give_up(waiter)
+        return self.give_up(waiting)
+
+    # ── the queue, for threads and coroutines ─────────────────────────────────────────────────────────────
+
+    def enqueue(
+        self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
+    ) -> _WaitingRun:
+        """Wait to run, beside others or alone. The caller has to call `check` regularly, and `give_up` or `leave` in
+        the end. If its event loop is blocked it can do neither. So after `within` seconds it does not keep others out
+        any more."""
+        waiting = _WaitingRun(token, hold, alone_for, time.monotonic() + within, wake)
+        with self._lock:
+            (self._suspects if alone_for else self._others).append(waiting)
+            self._advance()
+        return waiting
+
+    def check(self) -> None:
+        """Admit the runs that may start because a time bound has passed."""
+        with self._lock:
+            self._advance()
+
+    def give_up(self, waiting: _WaitingRun) -> bool:
+        """Stop waiting. True if the run was admitted meanwhile: then it has to leave."""
+        with self._lock:
+            if waiting in self._suspects:
+                self._suspects.remove(waiting)
+                if self._alone is None:
+                    self._admit_others()
+                self._advance()
+            elif waiting in self._others:
+                self._others.remove(waiting)
+            return waiting.admitted
 
     # ── with the lock held ────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self) -> None:
-        """Let in all that wait by now to run beside others."""
+    def _admit_others(self) -> None:
+        """Nothing runs alone: admit all runs that wait to run beside others."""
         self._alone = None
         others, self._others = self._others, []
-        for waiter in others:
-            self._admit(waiter)
+        for waiting in others:
+            self._admit(waiting)
 
     def _advance(self) -> None:
         now = time.monotonic()
         if self._alone is not None and now >= self._alone_until:
-            self._open()
+            self._admit_others()
         if self._suspects and self._alone is None and all(until <= now for until in self._running.values()):
             first = self._suspects.pop(0)
             self._alone, self._alone_until = first.token, now + first.alone_for
             self._admit(first)
-        waiting = [waiter for waiter in self._suspects if now < waiter.deadline]
-        given_up, self._suspects = len(waiting) < len(self._suspects), waiting
-        if self._alone is None and self._others and (given_up or not waiting):
-            self._open()
+        still_waiting = [waiting for waiting in self._suspects if now < waiting.deadline]
+        some_gave_up, self._suspects = len(still_waiting) < len(self._suspects), still_waiting
+        if self._alone is None and self._others and (some_gave_up or not still_waiting):
+            self._admit_others()
 
-    def _admit(self, waiter: Waiter) -> None:
-        self._running[waiter.token] = time.monotonic() + waiter.hold
-        waiter.admitted = True
-        waiter.wake()
+    def _admit(self, waiting: _WaitingRun) -> None:
+        self._running[waiting.token] = time.monotonic() + waiting.hold
+        waiting.admitted = True
+        waiting.wake()
 
 
 PROCESS: Final = HandlerRuns()
 
 
-# Room: how many coroutines of one loop may be inside, and how a coroutine waits to run beside others or alone.
-#
-# What can be had at once is had without a coroutine of its own: nearly always nobody has to wait.
-
-
-class ConcurrencyLimit:
-    """At most `most` are inside."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._inside = 0
-        self._outside: deque[asyncio.Future[None]] = deque()
-
-    def enter_now(self) -> bool:
-        if self._inside >= self._most:
-            return False
-        self._inside += 1
-        return True
-
-    async def enter(self) -> None:
-        """Wait for a place, which whoever leaves passes on; a caller that gives up passes it on too."""
-        import asyncio
-
-        waiter = asyncio.get_running_loop().create_future()
-        self._outside.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():
-                self.leave()
-            raise
-
-    def leave(self) -> None:
-        while self._outside:
-            waiter = self._outside.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._inside -= 1
-
-
 async def enter_async(
     token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: "asyncio.Event | None" = None
 ) -> bool:
-    """Wait to run beside others, or alone for so many seconds: whether it may, within so many seconds and unless an
-    event happens before. See `oncegate.gate.limiter`."""
+    """`PROCESS.enter`, or `enter_alone` if `alone_for` is given, for a coroutine. False if the run cannot enter within
+    `within` seconds, or if the event `unless` is set before."""
     import asyncio
 
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -231,23 +201,23 @@ async def enter_async(
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(woken.set)
 
-    waiter = PROCESS.ask(token, hold, alone_for, wake, within)
+    waiting = PROCESS.enqueue(token, hold, alone_for, wake, within)
     try:
-        while not waiter.admitted and not (unless is not None and unless.is_set()):
-            if (left := waiter.deadline - time.monotonic()) <= 0:
+        while not waiting.admitted and not (unless is not None and unless.is_set()):
+            if (left := waiting.deadline - time.monotonic()) <= 0:
                 break
             events = [woken] if unless is None else [woken, unless]
-            await first_of(*(event.wait() for event in events), within=min(LOOK_EVERY, left))
-            PROCESS.look()
+            await first_of(*(event.wait() for event in events), within=min(_CHECK_EVERY, left))
+            PROCESS.check()
     except BaseException:
-        if PROCESS.give_up(waiter):
+        if PROCESS.give_up(waiting):
             PROCESS.leave(token)
         raise
-    return PROCESS.give_up(waiter)
+    return PROCESS.give_up(waiting)
 
 
 async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-    """Wait for the first of these, at most so many seconds."""
+    """Wait until the first of these ends, for at most `within` seconds; the others are cancelled."""
     import asyncio
 
     tasks = [asyncio.ensure_future(each) for each in awaited]
@@ -258,103 +228,145 @@ async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None =
             task.cancel()
 
 
-# Waiting: a copy of an event that is being run waits for its end instead of being sent away.
-#
-# In one process one asks and the others wait for it: while an event is run here, its copies wait for that run; while
-# another process runs it, one of them asks the store, less and less often, and the rest wait for what it finds.
+# ── coroutines of one event loop ──────────────────────────────────────────────────────────────────────────
 
 
-# How a run, or the look of a copy at another's, has ended: True, the event is done with; False, it has failed, and its
-# copies with it; None, nobody knows.
+class ConcurrencyLimit:
+    """At most `most` coroutines of one event loop are inside at a time.
+
+    `enter_now` is not a coroutine: nearly always there is room, and then nothing has to be awaited."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._inside = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def enter_now(self) -> bool:
+        if self._inside >= self._most:
+            return False
+        self._inside += 1
+        return True
+
+    async def enter(self) -> None:
+        """Wait until another coroutine leaves and passes its place on. A cancelled caller that already has a place
+        passes it on, too."""
+        import asyncio
+
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._inside -= 1
+
+
+# ── copies that wait for the run of their event ───────────────────────────────────────────────────────────
+
+
+# How the run of an event ended. True: the event is acknowledged. False: it failed, and its copies fail with it. None:
+# that is not known.
 RunEnd = bool | None
 
 
 class InFlightWaiters:
-    """The keys that somebody here runs or asks for, and who waits for each; at most so many wait in all."""
+    """Copies of events in flight that wait until the run ends, at most `most` of them in all.
+
+    If the event runs in this process, its copies wait for that run. If another process runs it, one of the copies polls
+    the store, less and less often, and the other copies wait for what it finds.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._watch = forks.holding(self._lock, self._start_anew)
-        self._start_anew()
+        self._watch = forks.holding(self._lock, self._reset)
+        self._reset()
 
-    def _start_anew(self) -> None:
-        """Nobody waits in a new process."""
+    def _reset(self) -> None:
+        """Also in a forked child, where nothing waits."""
         self._waiting = 0
-        self._at: dict[bytes, list[asyncio.Future[RunEnd]]] = {}
+        self._waiters_by_key: dict[bytes, list[asyncio.Future[RunEnd]]] = {}
 
     def begin(self, digest: bytes) -> bool:
-        """Somebody here is at this key from now on; False if somebody was already."""
+        """A coroutine runs or polls this key from now on, and has to call `end`. False if another one does already."""
         with self._lock:
-            if digest in self._at:
+            if digest in self._waiters_by_key:
                 return False
-            self._at[digest] = []
+            self._waiters_by_key[digest] = []
             return True
 
     def end(self, digest: bytes, ended: RunEnd) -> None:
-        """To be called by whom `begin` told True."""
+        """Wake the copies that wait for this key. Only for a caller to whom `begin` returned True."""
         with self._lock:
-            waiters = self._at.pop(digest, [])
+            waiters = self._waiters_by_key.pop(digest, [])
         for waiter in waiters:
-            try:
-                waiter.get_loop().call_soon_threadsafe(_tell, waiter, ended)
-            except RuntimeError:
-                """The loop was closed, and nobody waits in it any more."""
+            with suppress(RuntimeError):  # the loop is closed, and nothing waits in it any more
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter, ended)
 
-    async def waited(self, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], wait: int) -> Outcome:
-        """What becomes of a copy that was told in flight, within so many microseconds; the same if nothing does, or if
-        too many wait already. `ask` takes it through the gate once more."""
+    async def wait(self, outcome: Outcome, retry: Callable[[], Awaitable[Outcome]], wait: int) -> Outcome:
+        """The outcome of a copy that is in flight, after up to `wait` microseconds. It is still in flight if the run
+        does not end by then, or if too many copies wait already. `retry` takes the copy through the gate again."""
         with self._lock:
             if self._waiting >= self._most:
                 return outcome
             self._waiting += 1
         try:
-            return await self._wait(outcome, ask, PollBackoff(wait))
+            return await self._wait(outcome, retry, PollBackoff(wait))
         finally:
             with self._lock:
                 self._waiting -= 1
 
-    async def _wait(self, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: PollBackoff) -> Outcome:
+    async def _wait(self, outcome: Outcome, retry: Callable[[], Awaitable[Outcome]], backoff: PollBackoff) -> Outcome:
         import asyncio
 
-        while outcome.status == "in_flight" and outcome.key is not None and patience.left > 0:
-            waiter = self._joined(outcome.key.digest)
+        while outcome.status == "in_flight" and outcome.key is not None and backoff.left > 0:
+            waiter = self._join(outcome.key.digest)
             if waiter is None:
-                return await self._ask(outcome.key.digest, outcome, ask, patience)
+                return await self._poll(outcome.key.digest, outcome, retry, backoff)
             try:
-                async with asyncio.timeout(patience.left):
+                async with asyncio.timeout(backoff.left):
                     ended = await waiter
             except TimeoutError:
                 return outcome
             if ended is False:
                 return outcome
             if ended:
-                outcome = await ask()
+                outcome = await retry()
         return outcome
 
-    def _joined(self, digest: bytes) -> "asyncio.Future[RunEnd] | None":
-        """A wait for the one that is at this key; None if nobody was: then the caller is, and must `end` it."""
+    def _join(self, digest: bytes) -> "asyncio.Future[RunEnd] | None":
+        """A future for the end of the coroutine that runs or polls this key. None if there was no such coroutine: then
+        the caller is the one, and has to call `end`."""
         import asyncio
 
         with self._lock:
-            waiters = self._at.get(digest)
+            waiters = self._waiters_by_key.get(digest)
             if waiters is None:
-                self._at[digest] = []
+                self._waiters_by_key[digest] = []
                 return None
             waiter: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
             waiters.append(waiter)
             return waiter
 
-    async def _ask(
-        self, digest: bytes, outcome: Outcome, ask: Callable[[], Awaitable[Outcome]], patience: PollBackoff
+    async def _poll(
+        self, digest: bytes, outcome: Outcome, retry: Callable[[], Awaitable[Outcome]], backoff: PollBackoff
     ) -> Outcome:
         import asyncio
 
         ended: RunEnd = None
         try:
-            while outcome.status == "in_flight" and (pause := patience.pause()) is not None:
+            while outcome.status == "in_flight" and (pause := backoff.pause()) is not None:
                 await asyncio.sleep(pause)
-                outcome = await ask()
+                outcome = await retry()
             ended = run_end_of(outcome)
         finally:
             self.end(digest, ended)
@@ -367,6 +379,6 @@ def run_end_of(outcome: Outcome | None) -> RunEnd:
     return outcome.acked
 
 
-def _tell(waiter: "asyncio.Future[RunEnd]", ended: RunEnd) -> None:
+def _wake(waiter: "asyncio.Future[RunEnd]", ended: RunEnd) -> None:
     if not waiter.done():
         waiter.set_result(ended)

@@ -1,7 +1,7 @@
-"""Calls: a function that takes effect once for each set of arguments.
+"""`@gate.once`: a function that takes effect once for each set of arguments.
 
-A call is an event like any other: its body is the arguments by name, its key is made of them and of the function's
-name, and every further call with that key gets the first one's result.
+A call is an event like any other. Its body is the arguments by name, and its key is made of the arguments and the name
+of the function. Every further call with that key returns the result of the first call.
 """
 
 import sys
@@ -29,16 +29,16 @@ from oncegate.errors import (
 )
 from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
-from oncegate.gate.handlers import check_handler, is_coroutine, plain
+from oncegate.gate.handlers import check_handler, checked_result, is_coroutine
 from oncegate.gate.job import CALL, Identified, Identifier
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import Outcome
 
-_RUN: Final = ("__main__", "__mp_main__")  # the program itself, and as multiprocessing names it in other processes
+_MAIN_MODULES: Final = ("__main__", "__mp_main__")  # the second is its name in the processes of multiprocessing
 
 
 class OnceFunctions:
-    """The functions of one gate that are guarded."""
+    """The guarded functions of one gate."""
 
     def __init__(self, engine: Engine, observers: Observers, identifier: Callable[..., Identifier]) -> None:
         self._engine = engine
@@ -49,66 +49,70 @@ class OnceFunctions:
     def guard(
         self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
     ) -> Callable[..., Any]:
-        """The function, once for each key."""
-        if isinstance(function, staticmethod | classmethod):  # in whichever order the two are written
+        """The function, wrapped so that it runs once for each key. `wait` is in microseconds."""
+        if isinstance(function, staticmethod | classmethod):  # @gate.once may stand above or below @staticmethod
             return type(function)(self.guard(function.__func__, name, key, wait))
-        check_handler(function, may_await=True, given=None)
+        check_handler(function, may_await=True, arguments=None)
         if isclass(function):
             raise SettingError(f"{function.__name__} is a class; once() guards functions and methods")
-        call = _Call(function, self._named(function, name), key, self._identifier)
-        waits = is_coroutine(function) or iscoroutinefunction(function)
-        return self._awaited(call, wait) if waits else self._plain(call, wait)
+        guarded = _GuardedFunction(function, self._register(function, name), key, self._identifier)
+        is_async = is_coroutine(function) or iscoroutinefunction(function)
+        return self._wrap_async(guarded, wait) if is_async else self._wrap_sync(guarded, wait)
 
-    def _named(self, function: Callable[..., Any], name: str | None) -> str:
-        """The name under which a function's calls are known. Two functions of one gate never share one."""
-        name = name or _own_name(function)
+    def _register(self, function: Callable[..., Any], name: str | None) -> str:
+        """The name of a function, which is part of the key of its calls. Two functions of one gate cannot share it."""
+        name = name or _default_name(function)
         first = self._names.setdefault(name, function)
         if first is not function:
-            raise SettingError(f"two functions are named {name!r}, so their calls would be one; name one once(name=…)")
+            raise SettingError(
+                f"two functions have the name {name!r}, so their calls would share keys; give one of them another"
+                " name with once(name=…)"
+            )
         return name
 
-    def _plain(self, call: "_Call", wait: int) -> Callable[..., Any]:
-        @wraps(call.function)
+    def _wrap_sync(self, guarded: "_GuardedFunction", wait: int) -> Callable[..., Any]:
+        @wraps(guarded.function)
         def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
+            call, backoff = _Call(guarded.function, args, kwargs), PollBackoff(wait)
             while True:
-                outcome = self._engine.run(call.identify(args, kwargs), run)
-                pause = patience.pause() if outcome.status == "in_flight" else None
+                outcome = self._engine.run(guarded.identify(args, kwargs), call)
+                pause = backoff.pause() if outcome.status == "in_flight" else None
                 if pause is None:
-                    return self._answer(outcome, run)
+                    return self._result(outcome, call)
                 time.sleep(pause)
 
         return once
 
-    def _awaited(self, call: "_Call", wait: int) -> Callable[..., Any]:
-        @wraps(call.function)
+    def _wrap_async(self, guarded: "_GuardedFunction", wait: int) -> Callable[..., Any]:
+        @wraps(guarded.function)
         async def once(*args: Any, **kwargs: Any) -> Any:
-            run, patience = _Run(call.function, args, kwargs), PollBackoff(wait)
+            call, backoff = _Call(guarded.function, args, kwargs), PollBackoff(wait)
             while True:
-                outcome = await self._engine.arun(call.identify(args, kwargs), run.awaited)
-                pause = patience.pause() if outcome.status == "in_flight" else None
+                outcome = await self._engine.arun(guarded.identify(args, kwargs), call.run_async)
+                pause = backoff.pause() if outcome.status == "in_flight" else None
                 if pause is None:
-                    return self._answer(outcome, run)
+                    return self._result(outcome, call)
                 import asyncio  # loaded already: this runs in an event loop
 
                 await asyncio.sleep(pause)
 
         return once
 
-    def _answer(self, outcome: Outcome, run: "_Run") -> Any:
-        """What a call returns or raises: the first one what its function did, the others what is known of that."""
+    def _result(self, outcome: Outcome, call: "_Call") -> Any:
+        """What a call returns or raises. The first call returns or raises what its function did; a further call returns
+        the stored result, or raises if there is none."""
         self._observers.outcomes([outcome])
-        if run.error is not None:
-            raise run.error
+        if call.error is not None:
+            raise call.error
         if outcome.status in ("processed", "unguarded"):
-            return run.result
-        waits = outcome.original is not None and outcome.original.state == RELEASED
-        if outcome.status == "duplicate" and outcome.error is None and not waits:
+            return call.result
+        was_redriven = outcome.original is not None and outcome.original.state == RELEASED
+        if outcome.status == "duplicate" and outcome.error is None and not was_redriven:
             return outcome.result
-        raise _problem(outcome, ran=run.started)
+        raise _exception_for(outcome, has_run=call.started)
 
 
-def _problem(outcome: Outcome, *, ran: bool) -> Exception:
+def _exception_for(outcome: Outcome, *, has_run: bool) -> Exception:
     match outcome.status:
         case "in_flight":
             return InFlight(outcome)
@@ -121,11 +125,11 @@ def _problem(outcome: Outcome, *, ran: bool) -> Exception:
         case "invalid":
             return Unreadable(outcome.reason)
         case _:
-            return Unconfirmed(outcome) if ran else StoreUnavailable(outcome.error or outcome.status)
+            return Unconfirmed(outcome) if has_run else StoreUnavailable(outcome.error or outcome.status)
 
 
-class _Call:
-    """A guarded function: how its arguments become an event and a job."""
+class _GuardedFunction:
+    """A guarded function, and how the arguments of a call become an event and a job."""
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class _Call:
         self._identify = identifier(self._key)
 
     def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Identified:
-        raw, body = self._written(self._arguments(args, kwargs))
+        raw, body = self._as_json(self._arguments(args, kwargs))
         return self._identify(Event(source=CALL, type=self._name, body=body, raw=raw))
 
     def _key(self, event: Event) -> Key:
@@ -150,7 +154,7 @@ class _Call:
         return replace(keys.make("once", event, [self._name, str(inner)], binds=inner.binds), parts=inner.parts)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name, defaults included, but for the object of a method."""
+        """All arguments by name, with defaults, but without the object or class of a method."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -159,54 +163,55 @@ class _Call:
             del arguments[first]
         return arguments
 
-    def _written(self, arguments: dict[str, Any]) -> tuple[bytes, Any]:
-        """The arguments as JSON, and as they are read from that. With a key of the user's own, those that are no JSON
-        (a session, a client) are left out; without one, leaving something out could make two calls one."""
+    def _as_json(self, arguments: dict[str, Any]) -> tuple[bytes, Any]:
+        """The arguments as JSON, and as decoded from it. If the user passed a key, arguments that are not JSON values
+        (a session, a client) are left out. Without a key that is an error: two calls could get the same key."""
         try:
-            return _json(arguments)
+            return _encoded(arguments)
         except ValueError as error:
-            kept = {name: value for name, value in arguments.items() if _is_json({name: value})}
+            encodable = {name: value for name, value in arguments.items() if _is_json({name: value})}
             if self._all_arguments:
-                other = next(name for name in arguments if name not in kept)
+                other = next(name for name in arguments if name not in encodable)
                 raise SettingError(
-                    f"{self._name}: the argument {other} is no JSON value, so calls cannot be told apart by it"
-                    f" ({error}); say what to tell them apart by, such as once(key=keys.fields('order_id'))"
+                    f"{self._name}: the argument {other} is not a JSON value, so it cannot be part of the key"
+                    f" ({error}); pass a key, such as once(key=keys.fields('order_id'))"
                 ) from error
-            return _json(kept)
+            return _encoded(encodable)
 
 
 def _signature(function: Callable[..., Any], name: str) -> Signature:
     try:
         return signature(function)
     except ValueError as error:
-        raise SettingError(f"{name} does not tell what it takes; guard a function of your own that calls it") from error
+        raise SettingError(f"{name} has no signature; guard a function of your own that calls it") from error
 
 
 def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
-    """Whether a function is from the body of a class that its first argument is an object of, or is itself. That an
-    argument is named `self` or `cls` does not say so."""
+    """Whether a function is defined in the class of its first argument, or in the first argument itself if that is a
+    class. The name `self` or `cls` alone does not prove that."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     kinds = (*type(first).__mro__, *(first.__mro__ if isclass(first) else ()))
     return any(kind.__qualname__ == owner and kind.__module__ == function.__module__ for kind in kinds)
 
 
-def _json(value: Any) -> tuple[bytes, Any]:
+def _encoded(value: Any) -> tuple[bytes, Any]:
     raw = written(value)
     if not is_lossless(value, raw):
-        raise ValueError("nan and infinity are written as null")
+        raise ValueError("nan and infinity are encoded as null")
     return raw, decode(raw)
 
 
 def _is_json(value: Any) -> bool:
     try:
-        _json(value)
+        _encoded(value)
     except ValueError:
         return False
     return True
 
 
-class _Run:
-    """One call as a handler: remembers what the function returned or raised, as Python has it."""
+class _Call:
+    """One call, as a handler. It keeps the object that the function returned or raised, which is not the decoded JSON
+    that further calls return."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
@@ -219,38 +224,38 @@ class _Run:
     def __call__(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = plain(self._function(*self._args, **self._kwargs))
+            self.result = checked_result(self._function(*self._args, **self._kwargs))
         except BaseException as error:
             self.error = error
             raise
         return self.result
 
-    async def awaited(self, _event: Event) -> Any:
+    async def run_async(self, _event: Event) -> Any:
         self.started = True
         try:
-            self.result = plain(await self._function(*self._args, **self._kwargs))
+            self.result = checked_result(await self._function(*self._args, **self._kwargs))
         except Exception as error:
             self.error = error
             raise
         return self.result
 
 
-def _own_name(function: Callable[..., Any]) -> str:
-    """Module and name, if they tell it from every other function."""
+def _default_name(function: Callable[..., Any]) -> str:
+    """Module and qualified name. Raises SettingError if they do not identify the function."""
     name, module = getattr(function, "__qualname__", repr(function)), function.__module__
     if "<" in name or not hasattr(function, "__qualname__"):
-        raise SettingError(f"{name} has no name that lasts; give it one: once(name=…)")
-    return f"{_imported_as(function) if module in _RUN else module}.{name}"
+        raise SettingError(f"{name} has no name that is the same in every process; pass one with once(name=…)")
+    return f"{_main_module_name(function) if module in _MAIN_MODULES else module}.{name}"
 
 
-def _imported_as(function: Callable[..., Any]) -> str:
-    """The name that the program which a function is of would have if it were imported: a script has its file's name.
-    The function's own code does not tell: it may be that of a wrapper, from elsewhere."""
+def _main_module_name(function: Callable[..., Any]) -> str:
+    """The name that the main module, which defines the function, would have if it were imported; for a script, the name
+    of its file. The code object of the function is no help: it may belong to a wrapper from another module."""
     module = function.__module__
     names = getattr(unwrap(function), "__globals__", {})
     if names.get("__name__") != module:
         names = vars(sys.modules[module])
     spec, file = names.get("__spec__"), names.get("__file__")
-    if spec is not None and spec.name not in _RUN:  # python -m; a profiler may name it as the program
+    if spec is not None and spec.name not in _MAIN_MODULES:  # python -m; under a profiler it may be __main__
         return str(spec.name)
     return module if file is None else file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")

@@ -14,7 +14,7 @@ from oncegate.events import Event
 from oncegate.gate.claimer import Claimer, StoreCall
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters
-from oncegate.gate.handlers import Handler, TransactionHandler, plain
+from oncegate.gate.handlers import Handler, TransactionHandler, checked_result
 from oncegate.gate.job import NO_TIME, NOT_ALONE, Job, UnguardedEvent
 from oncegate.gate.leases import Heartbeat
 from oncegate.gate.limiter import PROCESS, inside
@@ -116,7 +116,7 @@ class SyncRunner:
         for item in items:
             if item.unguarded is not None:
                 try:
-                    ran_unguarded(item, plain(handler(item.event)))
+                    ran_unguarded(item, checked_result(handler(item.event)))
                 except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
                     failed_unguarded(item, error)
 
@@ -200,7 +200,7 @@ class SyncRunner:
         def run_one(job: Job) -> PlannedSettlement:
             try:
                 result = handler(job.event)
-                return planner.processed(job, result if result is None else plain(result))
+                return planner.processed(job, result if result is None else checked_result(result))
             except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
                 return planner.failed(job, error)
 
@@ -264,7 +264,7 @@ class SyncRunner:
             return
         job.started = True
         try:
-            ran_marked(job, plain(handler(job.event)))
+            ran_marked(job, checked_result(handler(job.event)))
         except BaseException as error:  # buried; anything but an ordinary exception is raised again
             failed.append(failed_marked(job, error))
             if not isinstance(error, Exception):
@@ -290,7 +290,7 @@ class SyncRunner:
         def effect(connection: Any) -> Complete:
             nonlocal began
             began = context.boot()
-            planned.append(context.planner.processed(job, plain(handler(job.event, connection))))
+            planned.append(context.planner.processed(job, checked_result(handler(job.event, connection))))
             return cast(Complete, planned[0].settlement)
 
         proof = job.lease.renewal(context.config.lease)
@@ -348,7 +348,7 @@ class SyncRunner:
             planned = self._not_all_settled(list(zip(planned, answers, strict=True)))
         for each in planned:
             each.job.outcome = each.outcome
-        context.cache.settled(planned, sent_at)
+        context.cache.add_settled(planned, sent_at)
         if regranted := [each.job for each in planned if _is_regranted(each)]:
             # The event was released, and granted to this process again before that was known here: nobody runs it.
             settle(context.store, [context.planner.unstarted(job).settlement for job in regranted])

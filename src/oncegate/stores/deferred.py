@@ -1,7 +1,7 @@
-"""A store that could not be reached when it was to be opened: it is opened by the first call that finds it back.
+"""A deferred store: a remote store that could not be reached at start, and is opened by a later call.
 
-Until then every call raises StoreError, as those to a store do that went away while it was in use, so that the policy
-of the gate decides what becomes of events.
+Until it is open every call raises StoreError, like the calls to a store that became unreachable later. So the policy
+`on_store_error` of the gate applies to the events.
 """
 
 import threading
@@ -15,13 +15,13 @@ from oncegate.errors import StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores import open_store, store_class
 from oncegate.stores.base import Store
 
-_TRY_EVERY: Final = 1_000_000
-_OWN: Final = ("close", "before_fork", "after_fork")
+_TRY_EVERY: Final = 1_000_000  # microseconds
+_NOT_FORWARDED: Final = ("close", "before_fork", "after_fork")
 
 
 def open_or_defer(url: str) -> Store:
-    """Open the store at a URL; one over a network that is away is opened later. What a person has to put right, such as
-    a wrong password, is refused now."""
+    """Open the store at a URL. A remote store that cannot be reached is opened later. An error that does not go away by
+    itself, such as a wrong password, is raised now."""
     try:
         return open_store(url)
     except StoreUnavailable as error:
@@ -29,20 +29,20 @@ def open_or_defer(url: str) -> Store:
         if not getattr(kind, "remote", False):
             raise
         warnings.warn(
-            f"started without the store, which is tried again with each event (on_store_error=unguarded): {error}",
+            f"started without the store; it is tried again with each event (on_store_error=unguarded): {error}",
             RuntimeWarning,
             stacklevel=3,
         )
-        return cast(Store, _deferred(kind)(lambda: open_store(url), error))
+        return cast(Store, _deferred_class(kind)(lambda: open_store(url), error))
 
 
 class _DeferredStore:
-    """What a late store of any kind does; `_late` adds the verbs of its kind."""
+    """The base of every deferred store; `_deferred_class` adds the methods of one kind of store."""
 
     remote = True
 
-    def __init__(self, opening: Callable[[], Store], error: StoreError, boot: Clock = since_boot) -> None:
-        self._opening = opening
+    def __init__(self, open_now: Callable[[], Store], error: StoreError, boot: Clock = since_boot) -> None:
+        self._open_now = open_now
         self._error = error
         self._boot = boot
         self._tried_at = boot()
@@ -52,7 +52,8 @@ class _DeferredStore:
         self._watch = forks.holding(self._lock)
 
     def _opened(self) -> Store:
-        """The store, if it is there by now. One thread tries it, at most once a second; the others do not wait."""
+        """The store; raises the error of the last try if it is not open yet. One thread at a time tries to open it, at
+        most once a second; the others do not wait."""
         if self._store is None and self._boot() - self._tried_at >= _TRY_EVERY and self._lock.acquire(blocking=False):
             try:
                 self._try()
@@ -66,7 +67,7 @@ class _DeferredStore:
         if self._store is not None or self._closed:
             return
         try:
-            self._store = self._opening()
+            self._store = self._open_now()
         except StoreError as error:
             self._error = error
         self._tried_at = self._boot()
@@ -78,16 +79,16 @@ class _DeferredStore:
                 self._store.close()
 
 
-def _deferred(kind: type[Any]) -> type[_DeferredStore]:
-    """The verbs are written into the class, since protocols are looked for there."""
-    verbs = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    return type(
-        f"Late{kind.__name__}", (_DeferredStore,), {name: _forwarded(name) for name in verbs if name not in _OWN}
-    )
+def _deferred_class(kind: type[Any]) -> type[_DeferredStore]:
+    """A class with the public methods of this kind of store. `__getattr__` would not do: isinstance() looks for the
+    methods of a protocol on the class."""
+    methods = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    forwarded = {name: _forwarding(name) for name in methods if name not in _NOT_FORWARDED}
+    return type(f"Deferred{kind.__name__}", (_DeferredStore,), forwarded)
 
 
-def _forwarded(name: str) -> Callable[..., Any]:
-    def verb(self: _DeferredStore, *args: Any, **kwargs: Any) -> Any:
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: _DeferredStore, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._opened(), name)(*args, **kwargs)
 
-    return verb
+    return forward

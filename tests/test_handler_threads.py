@@ -1,4 +1,4 @@
-"""Plain handlers that do not return: given up, counted, and not started again where they run."""
+"""Handler threads: plain handlers that do not return are given up, counted, and not started again in this process."""
 
 import asyncio
 import logging
@@ -14,8 +14,9 @@ from tests.gate.conftest import until
 from tests.ingress.test_inbox import call, working
 
 
-class Hanging:
-    """A handler that does not return for some events until it is let, and notes which it was started with."""
+class HangingHandler:
+    """A handler that does not return for some events until `go_on` is set, and records the events it was started
+    with."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -28,8 +29,8 @@ class Hanging:
 
 
 @pytest.fixture
-def handler() -> Iterator[Hanging]:
-    handler = Hanging()
+def handler() -> Iterator[HangingHandler]:
+    handler = HangingHandler()
     yield handler
     handler.go_on.set()
 
@@ -38,8 +39,9 @@ def hangs(number: int) -> dict[str, Any]:
     return call(number, f"call-{number}") | {"hangs": True}
 
 
-def test_the_event_fails_and_others_go_on(handler: Hanging, caplog: pytest.LogCaptureFixture) -> None:
-    """Each event whose handler hangs takes one thread, which is replaced; it is a dead letter after its attempts."""
+def test_hung_event_fails_and_others_continue(handler: HangingHandler, caplog: pytest.LogCaptureFixture) -> None:
+    """Each event whose handler hangs takes one thread, which is replaced; after its attempts the event is a dead
+    letter."""
     gate = Gate("memory://", threads=2, handler_timeout="100ms", max_attempts=3, backoff="10ms", backoff_limit="20ms")
     gate.admit([hangs(1), hangs(2)])
 
@@ -57,13 +59,13 @@ def test_the_event_fails_and_others_go_on(handler: Hanging, caplog: pytest.LogCa
     assert letters.keys() == {"evt-1", "evt-2"}
     assert all(record.attempts == 3 for record in letters.values())
     assert "has not returned" in str(letters["evt-1"].error)
-    said = [record.getMessage() for record in caplog.records]
-    assert any("the handler of event 'evt-1' has run for 1" in each and "2 threads left" in each for each in said)
-    assert any("returned after" in each and "is not recorded" in each for each in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("the handler of event 'evt-1' has run for 1" in each and "2 threads left" in each for each in messages)
+    assert any("returned after" in each and "is not recorded" in each for each in messages)
 
 
-def test_no_more_threads_than_twice_as_many(handler: Hanging) -> None:
-    """As many handlers as there are threads are replaced; then there is none left."""
+def test_most_threads(handler: HangingHandler) -> None:
+    """As many hung handlers are replaced as there are threads; then no thread is left."""
     gate = Gate("memory://", threads=1, handler_timeout="50ms", max_attempts=1)
     gate.admit([hangs(number) for number in (1, 2, 3)])
 
@@ -76,8 +78,8 @@ def test_no_more_threads_than_twice_as_many(handler: Hanging) -> None:
     working(gate, handler, then, drain="1s")
 
 
-def test_not_started_again_without_a_timeout(handler: Hanging) -> None:
-    """An event whose handler outlasts `max_hold` is not started once more by the process that runs it."""
+def test_not_started_again_without_a_timeout(handler: HangingHandler) -> None:
+    """An event whose handler runs longer than `max_hold` is not started again by the process that runs it."""
     gate = Gate("memory://", lease="50ms", max_hold="100ms")
     gate.admit([hangs(1)])
 
@@ -91,7 +93,8 @@ def test_not_started_again_without_a_timeout(handler: Hanging) -> None:
 
 
 def test_async_handlers_are_cancelled() -> None:
-    """An async handler that takes too long is cancelled; one that raises TimeoutError itself has failed with that."""
+    """An async handler that takes too long is cancelled; a TimeoutError that the handler raises itself is its own
+    failure."""
     gate = Gate("memory://", handler_timeout="50ms")
     ended: list[str] = []
 
@@ -114,8 +117,8 @@ def test_async_handlers_are_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-def test_quick_handlers_are_not_touched(caplog: pytest.LogCaptureFixture) -> None:
-    """What returns in time is no worse for the timeout, and its watcher does not outlive it for long."""
+def test_quick_handlers(caplog: pytest.LogCaptureFixture) -> None:
+    """Handlers that return in time are not affected by the timeout, and nothing is logged."""
     caplog.set_level(logging.WARNING)
     gate = Gate("memory://", handler_timeout="10s")
 

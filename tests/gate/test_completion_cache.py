@@ -1,4 +1,4 @@
-"""The memory of completions: storms are answered here, and never wrongly."""
+"""The completion cache: bursts of copies are answered here, and never wrongly."""
 
 import re
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.claims import Redrive, Reset
-from oncegate.errors import SettingError
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling
@@ -25,8 +24,9 @@ def claims(stumbling: Stumbling) -> int:
     return sum(verb == "claim" for verb, _ in stumbling.calls)
 
 
-def test_a_storm_does_not_reach_the_store(stumbling: Stumbling) -> None:
-    """Copies of what was just completed are answered without the store, with result and original, and counted."""
+def test_burst_of_copies(stumbling: Stumbling) -> None:
+    """Copies of an event that was just completed are answered without the store, with result and original, and
+    counted."""
     gate = Gate(stumbling)
     gate.run({"id": "a"}, succeed)
     outcomes = [gate.run({"id": "a"}, fail) for _ in range(50)]
@@ -38,22 +38,22 @@ def test_a_storm_does_not_reach_the_store(stumbling: Stumbling) -> None:
 
 
 def test_results_are_not_shared(stumbling: Stumbling) -> None:
-    """Each copy gets a result of its own: changing one changes no other."""
+    """Each copy gets its own result: changing one changes no other."""
     gate = Gate(stumbling)
     gate.run({"id": "a"}, succeed)
     gate.run({"id": "a"}, fail).result["n"] = 2
     assert gate.run({"id": "a"}, fail).result == {"n": 1}
 
 
-def test_what_another_process_completed(stumbling: Stumbling) -> None:
-    """A duplicate that the store has answered is remembered as well."""
+def test_completion_of_another_process(stumbling: Stumbling) -> None:
+    """A duplicate that the store has answered is cached, too."""
     Gate(stumbling).run({"id": "a"}, succeed)
     other = Gate(stumbling)
     assert [other.run({"id": "a"}, fail).result for _ in range(3)] == [{"n": 1}] * 3
     assert claims(stumbling) == 2
 
 
-def test_not_for_long(stumbling: Stumbling) -> None:
+def test_remember(stumbling: Stumbling) -> None:
     """After `remember` the store is asked again."""
     boot = ManualClock(0)
     gate = Gate(stumbling, remember="10s", boot=boot)
@@ -68,7 +68,8 @@ def test_not_for_long(stumbling: Stumbling) -> None:
 
 @pytest.mark.parametrize("one", [0, 1])
 def test_never_past_its_expiry(store: MemoryStore, clock: ManualClock, one: int) -> None:
-    """A retention shorter than `remember` is kept to the microsecond, also for what the store has shown."""
+    """A retention shorter than `remember` is kept to the microsecond, also for completions that another process
+    wrote."""
     boot = ManualClock(0)
 
     def pass_time(by: int) -> None:
@@ -86,15 +87,16 @@ def test_never_past_its_expiry(store: MemoryStore, clock: ManualClock, one: int)
 
 
 def test_other_content_goes_to_the_store(stumbling: Stumbling) -> None:
-    """The memory holds key and content: a conflict is still a conflict."""
+    """The cache compares key and content: a conflict is still a conflict."""
     gate = Gate(stumbling)
     gate.run({"id": "a"}, succeed)
     assert gate.run({"id": "a", "n": 2}, succeed).status == "conflict"
 
 
 @pytest.mark.parametrize("settings", [{"key": keys.once_per("case", "id")}, {"on_conflict": "duplicate"}])
-def test_other_content_of_one_event(stumbling: Stumbling, settings: dict[str, Any]) -> None:
-    """Other content goes to the store also where it counts as a copy; what has been confirmed is this content."""
+def test_unbound_content_goes_to_the_store(stumbling: Stumbling, settings: dict[str, Any]) -> None:
+    """Other content goes to the store also where it counts as a copy: the store has confirmed the cached content
+    only."""
     gate = Gate(stumbling, **settings)
     gate.run({"id": "a"}, succeed)
     statuses = [gate.run({"id": "a", "n": n}, succeed).status for n in (2, 2)]
@@ -104,18 +106,18 @@ def test_other_content_of_one_event(stumbling: Stumbling, settings: dict[str, An
     assert gate.counts["memory.hit"] == 1
 
 
-def test_failures_are_not_remembered(stumbling: Stumbling) -> None:
-    """What failed, or whose completion was not confirmed, is asked for again."""
+def test_failures_are_not_cached(stumbling: Stumbling) -> None:
+    """An event that failed, or whose completion was not confirmed, is claimed again."""
     gate = Gate(stumbling)
     assert gate.run({"id": "a"}, fail).status == "failed"
     assert gate.run({"id": "a"}, succeed).status == "processed"
-    stumbling.failures = {"settle": 1_000}  # which is tried on, and must not be confirmed meanwhile
+    stumbling.failures = {"settle": 1_000}  # retries in the background must not succeed either
     assert gate.run({"id": "b"}, succeed).status == "failed"
     assert gate.run({"id": "b"}, succeed).status == "in_flight"
 
 
-def test_redriven_work_passes_it_by(store: MemoryStore) -> None:
-    """A dead letter that a person sends back runs, whatever is remembered of other keys."""
+def test_redriven_event(store: MemoryStore) -> None:
+    """A redriven dead letter runs, whatever the cache holds of other keys."""
     gate = Gate(store, max_attempts=1)
     outcome = gate.run({"id": "a"}, fail)
     assert outcome.key is not None
@@ -125,7 +127,7 @@ def test_redriven_work_passes_it_by(store: MemoryStore) -> None:
 
 
 def test_off(stumbling: Stumbling) -> None:
-    """With remember=None, a key that a person has reset is new at once."""
+    """With remember=None, a key that an operator has reset is new at once."""
     gate = Gate(stumbling, remember=None)
     outcome = gate.run({"id": "a"}, succeed)
     assert outcome.key is not None
@@ -133,8 +135,8 @@ def test_off(stumbling: Stumbling) -> None:
     assert gate.run({"id": "a"}, succeed).status == "processed"
 
 
-def test_large_results_stay_in_the_store(stumbling: Stumbling) -> None:
-    """The memory is small: a large result is fetched, not kept."""
+def test_large_result(stumbling: Stumbling) -> None:
+    """A large result is not cached, but read from the store."""
     gate = Gate(stumbling)
     gate.run({"id": "a"}, lambda event: "x" * 10_000)
     assert len(gate.run({"id": "a"}, fail).result) == 10_000
@@ -142,7 +144,7 @@ def test_large_results_stay_in_the_store(stumbling: Stumbling) -> None:
 
 
 def test_bounded(stumbling: Stumbling) -> None:
-    """However many are completed, few thousand are remembered."""
+    """However many events are completed, at most about 10,000 are cached."""
     gate = Gate(stumbling)
     for start in range(0, 30_000, 500):
         gate.run_batch([{"id": number} for number in range(start, start + 500)], succeed)
@@ -154,15 +156,15 @@ def test_bounded(stumbling: Stumbling) -> None:
     assert claims(stumbling) == before + 1
 
 
-def test_large_documents_are_not_kept(stumbling: Stumbling) -> None:
-    """A document only serves to say where a conflict differs, so a large one is not worth its room."""
+def test_large_document(stumbling: Stumbling) -> None:
+    """A large document is not cached: it only serves to tell where a conflict differs."""
     gate = Gate(stumbling)
     gate.run({"id": "a", "text": "x" * 10_000}, succeed)
     assert [known.document for known in gate._engine.claimer._cache._new.values()] == [None]
 
 
-def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
-    """When its time is over it goes, also if nothing else fills the memory."""
+def test_old_entries_are_dropped(stumbling: Stumbling) -> None:
+    """Entries are dropped after their time, also if no others fill the cache."""
     boot = ManualClock(0)
     gate = Gate(stumbling, remember="10s", boot=boot)
     gate.run_batch([{"id": number} for number in range(100)], succeed)
@@ -171,9 +173,3 @@ def test_what_is_over_is_let_go(stumbling: Stumbling) -> None:
         gate.run({"id": str(boot.now)}, succeed)
     memory = gate._engine.claimer._cache
     assert len(memory._new) + len(memory._old) == 2
-
-
-def test_too_long() -> None:
-    """More than a minute is refused: what other processes do would go unnoticed."""
-    with pytest.raises(SettingError, match="remember='61s' is too long"):
-        Gate("memory://", remember="61s")

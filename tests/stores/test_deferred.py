@@ -1,4 +1,4 @@
-"""A store that is away at start, where the policy lets events run without it; and where it does not."""
+"""Deferred stores: a remote store that cannot be reached at start, with each policy for store errors."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.stores.base import Inbox, JoinsTransactions, Transactional
-from oncegate.stores.deferred import _TRY_EVERY, _deferred, open_or_defer
+from oncegate.stores.deferred import _TRY_EVERY, _deferred_class, open_or_defer
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.postgres import PostgresStore
 from oncegate.stores.redis import RedisStore
@@ -28,8 +28,8 @@ def handled(_event: Event) -> str:
     return "done"
 
 
-def test_a_gate_starts_without_its_store(tmp_path: Path) -> None:
-    """Events of the types that may run unguarded do, others are refused; when the store comes up it is used."""
+def test_gate_starts_without_its_store(tmp_path: Path) -> None:
+    """Events of the unguarded types run, other events are refused; the store is used as soon as it can be reached."""
     port = free_port()
     with pytest.warns(RuntimeWarning, match=rf"started without the store.*127\.0\.0\.1:{port} cannot be reached"):
         gate = Gate(f"redis://127.0.0.1:{port}", breaker=None, **UNGUARDED)  # type: ignore[arg-type]
@@ -48,8 +48,9 @@ def test_a_gate_starts_without_its_store(tmp_path: Path) -> None:
             server.stop()
 
 
-def test_a_service_starts_without_its_store(tmp_path: Path) -> None:
-    """It serves by the policy, is not ready, and uses the store when it comes up, also if nothing is sent meanwhile."""
+def test_service_starts_without_its_store(tmp_path: Path) -> None:
+    """The service applies the policy, is not ready, and uses the store as soon as it can be reached, also if no event
+    arrives meanwhile."""
     port = free_port()
     with Service(tmp_path, "--store", f"redis://127.0.0.1:{port}", *FLAGS) as service:
         assert "started without the store" in service.stderr()
@@ -67,11 +68,11 @@ def test_a_service_starts_without_its_store(tmp_path: Path) -> None:
 
 
 def test_other_policies_fail_at_start(tmp_path: Path) -> None:
-    """A gate that refuses what the store cannot be asked for says at once that it is away, and so does the service."""
+    """With on_store_error="refuse", a gate and a service fail at start if the store cannot be reached."""
     url = f"redis://127.0.0.1:{free_port()}"
-    for away in (url, f"postgresql://127.0.0.1:{free_port()}/db"):
+    for unreachable in (url, f"postgresql://127.0.0.1:{free_port()}/db"):
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
-            Gate(away)
+            Gate(unreachable)
     command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--store", url, "--serve-mode", "inline"]
     command += ["--handler", "log"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -80,46 +81,46 @@ def test_other_policies_fail_at_start(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_a_person_has_to_put_right_fails_at_start(redis_server: RedisServer) -> None:
-    """A store that refuses to be used is no store that is away."""
+def test_refusal_is_not_deferred(redis_server: RedisServer) -> None:
+    """A store that refuses the connection, and a URL with an unknown option, fail at start: trying again is no use."""
     with pytest.raises(StoreRefused, match="no database of this number"):
         open_or_defer(f"{redis_server.url}/99")
     with pytest.raises(SettingError):
         open_or_defer("redis://127.0.0.1:6379?colour=red")
 
 
-class TestVerbs:
+class TestDeferredClass:
     def test_protocols(self) -> None:
-        """A late store has the verbs of its kind, and no others."""
-        postgres, redis = _deferred(PostgresStore), _deferred(RedisStore)
+        """A deferred store has the methods of its kind, and no others."""
+        postgres, redis = _deferred_class(PostgresStore), _deferred_class(RedisStore)
         for protocol in (Inbox, Transactional, JoinsTransactions):
             assert (issubclass(postgres, protocol), issubclass(redis, protocol)) == (True, False)
 
-    def test_tries(self) -> None:
-        """It is tried once a second; the error is that of the last try, and the store is there after one that works."""
+    def test_retries(self) -> None:
+        """The store is tried once a second. Calls raise the error of the last try, until a try succeeds."""
         boot, tried = ManualClock(0), list[int]()
         answers: list[StoreError | MemoryStore] = [StoreUnavailable("second"), StoreRefused("third"), MemoryStore()]
 
-        def opening() -> MemoryStore:
+        def open_now() -> MemoryStore:
             tried.append(boot.now)
             answer = answers.pop(0)
             if isinstance(answer, StoreError):
                 raise answer
             return answer
 
-        store = _deferred(MemoryStore)(opening, StoreUnavailable("first"), boot)
-        for said in ("first", "second", "third"):
+        store = _deferred_class(MemoryStore)(open_now, StoreUnavailable("first"), boot)
+        for message in ("first", "second", "third"):
             for _ in range(3):
-                with pytest.raises(StoreError, match=said):
+                with pytest.raises(StoreError, match=message):
                     store.claim([claim_of()])  # type: ignore[attr-defined]
             boot.advance(_TRY_EVERY)
         assert granted(store).attempts == 1  # type: ignore[arg-type]
         assert tried == [1_000_000, 2_000_000, 3_000_000]
 
     def test_closed(self) -> None:
-        """One that was closed before it could be reached stays closed."""
+        """A store that was closed before it could be reached stays closed."""
         boot = ManualClock(0)
-        store = _deferred(MemoryStore)(lambda: open_store("memory://"), StoreUnavailable("away"), boot)
+        store = _deferred_class(MemoryStore)(lambda: open_store("memory://"), StoreUnavailable("away"), boot)
         store.close()
         boot.advance("1m")
         with pytest.raises(StoreRefused, match="closed before it could be reached"):

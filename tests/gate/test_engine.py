@@ -1,4 +1,4 @@
-"""Events that the store keeps until they are run."""
+"""The engine: events that the store holds until they are run (`admit`)."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ def statuses(gate: Gate, *payloads: object) -> list[str]:
 
 
 def test_accepted_once(gate: Gate) -> None:
-    """What is new is accepted, and every copy is a duplicate that says so: in the batch, later, and by `run`."""
+    """A new event is accepted, and every copy is a duplicate: in the batch, later, and with `run`."""
     first, copy = gate.admit([CALL, CALL])
     assert (first.status, first.reason) == ("accepted", "Accepted: the event is stored and will be run.")
     assert (copy.status, copy.kind) == ("duplicate", "redelivery")
@@ -34,7 +34,7 @@ def test_accepted_once(gate: Gate) -> None:
 
 
 def test_accepted_and_run(gate: Gate) -> None:
-    """What was accepted is run with all that was delivered; then a copy has its result."""
+    """An accepted event runs with all that was delivered; after that a copy has its result."""
     gate.admit([CALL])
     seen: list[Event] = []
 
@@ -48,7 +48,7 @@ def test_accepted_and_run(gate: Gate) -> None:
 
 
 def test_other_content(store: MemoryStore) -> None:
-    """A conflict is kept apart, or accepted as an event of its own, or dropped, as the policy says."""
+    """Other content is buried, accepted as an event of its own, or dropped, by the policy."""
     other = CALL | {"type": "call.started"}
     key = keys.event_id
     assert statuses(Gate(store, key=key, namespace="a"), CALL, other) == ["accepted", "conflict"]
@@ -58,7 +58,7 @@ def test_other_content(store: MemoryStore) -> None:
 
 
 def test_without_a_key(store: MemoryStore) -> None:
-    """An event that lacks its key is refused; unguarded, every copy of it is accepted and run."""
+    """An event without a key is refused; with on_missing_key="unguarded" every copy is accepted and runs."""
     gate = Gate(store, key=keys.fields("no.such"))
     assert statuses(gate, CALL) == ["invalid"]
     unguarded = Gate(store, key=keys.fields("no.such"), on_missing_key="unguarded")
@@ -67,7 +67,7 @@ def test_without_a_key(store: MemoryStore) -> None:
 
 
 def test_too_old(store: MemoryStore) -> None:
-    """An event that is not to be run is buried instead of kept."""
+    """An event that is too old is buried instead of stored."""
     gate = Gate(store, max_age="1h", on_too_old="bury")
     (outcome,) = gate.admit([CALL | {"timestamp": "2020-01-01T00:00:00Z"}])
     assert outcome.status == "buried"
@@ -76,7 +76,7 @@ def test_too_old(store: MemoryStore) -> None:
 
 
 def test_state_changes(store: MemoryStore) -> None:
-    """Emissions of one change are accepted once; when it is done, their own keys are known too."""
+    """Emissions of one change are accepted once; when it is processed, their own keys are known, too."""
     gate = Gate(store, key=keys.state_change(window="500ms"), remember=None)
     first = {"id": "a", "conversationId": "c", "state": "connected", "timestamp": "2026-01-01T00:00:00.000Z"}
     echo = first | {"id": "b", "timestamp": "2026-01-01T00:00:00.200Z"}
@@ -88,7 +88,7 @@ def test_state_changes(store: MemoryStore) -> None:
 
 
 def test_made_by_hand(gate: Gate) -> None:
-    """An event without the document that it was read from cannot be kept, and is not taken for kept."""
+    """An event without a delivered document cannot be stored, and is refused."""
     (outcome,) = gate.admit([Event(source="plain", id="evt-1", body=CALL)])
     assert (outcome.status, outcome.acked) == ("invalid", False)
     assert "no raw document" in outcome.reason
@@ -96,22 +96,22 @@ def test_made_by_hand(gate: Gate) -> None:
 
 
 def test_unreadable(gate: Gate) -> None:
-    """What cannot be read is answered by itself, and its neighbours are kept."""
+    """A payload that cannot be read is refused by itself; the others are accepted."""
     assert statuses(gate, b"{", CALL) == ["invalid", "accepted"]
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_store_away(stumbling: Stumbling, after: bool) -> None:
-    """When the store does not answer nothing is accepted, whatever the policy for claims is; the next delivery is
-    accepted, or known if only the answer was lost."""
+    """If the store does not answer, nothing is accepted, whatever the policy for claims is. The next delivery is
+    accepted, or a duplicate if only the answer was lost."""
     gate = Gate(stumbling, on_store_error="unguarded", unguarded_types=["call.ended"])
     stumbling.failures["admit"], stumbling.after = 1, after
     assert statuses(gate, CALL) == ["failed"]
     assert statuses(gate, CALL) == ["duplicate" if after else "accepted"]
 
 
-def test_stores_and_modes_that_do_not_do(gate: Gate, store: MemoryStore) -> None:
-    """A store that keeps no events, and a mode that marks before, are refused; so is a payload that is no list."""
+def test_invalid_store_or_mode(gate: Gate, store: MemoryStore) -> None:
+    """A store without an inbox and the mode mark_first are refused; so is a payload that is not in a list."""
 
     class Plain:
         """A store without the verb."""
@@ -127,7 +127,7 @@ def test_stores_and_modes_that_do_not_do(gate: Gate, store: MemoryStore) -> None
 
 
 def test_callers_share_their_writes(tmp_path: Path, stumbling: Stumbling) -> None:
-    """Coroutines that ask at once are kept with few writes; each gets its own answer, also for several events."""
+    """Concurrent coroutines share few writes; each gets its own answer, also for several events."""
     gate = Gate(stumbling)
 
     async def main() -> list[list[str]]:
@@ -141,8 +141,8 @@ def test_callers_share_their_writes(tmp_path: Path, stumbling: Stumbling) -> Non
     assert len([verb for verb, _ in stumbling.calls if verb == "admit"]) <= 3
 
 
-def test_known_copies_ask_nobody(stumbling: Stumbling) -> None:
-    """A copy of what this process saw completed is answered without the store."""
+def test_cached_copies(stumbling: Stumbling) -> None:
+    """A copy of an event that this process saw completed is answered without the store."""
     gate = Gate(stumbling)
     gate.admit([CALL])
     gate.run_waiting(lambda event: None)
@@ -152,9 +152,8 @@ def test_known_copies_ask_nobody(stumbling: Stumbling) -> None:
     assert stumbling.calls == []
 
 
-def test_more_than_one_write() -> None:
-    """Where events take several writes, one of which breaks, nothing stays held: what is kept is for whoever takes it
-    next."""
+def test_one_of_several_writes_fails() -> None:
+    """If one of several writes raises, no event stays claimed: stored events can be taken by any worker."""
 
     class Breaking(MemoryStore):
         writes = 0
@@ -171,12 +170,12 @@ def test_more_than_one_write() -> None:
     with pytest.raises(RuntimeError):
         asyncio.run(gate._engine.aadmit(items, len(items)))
     gate.close()
-    kept = store.browse(limit=len(items))
-    assert (len(kept), {entry.record.state for entry in kept}) == (MOST_IN_A_BATCH, {RELEASED})
+    entries = store.browse(limit=len(items))
+    assert (len(entries), {entry.record.state for entry in entries}) == (MOST_IN_A_BATCH, {RELEASED})
 
 
-def test_failures_wait_longer_and_longer(store: MemoryStore, clock: ManualClock) -> None:
-    """After a failure an event is left alone for the backoff, doubled each time up to its limit, less by up to half."""
+def test_backoff(store: MemoryStore, clock: ManualClock) -> None:
+    """After a failure an event waits for the backoff, doubled each time up to its limit, less up to half by jitter."""
     gate = Gate(store, backoff="1s", backoff_limit="3s", max_attempts=9)
     gate.admit([CALL])
     for longest in (1, 2, 3, 3):

@@ -1,4 +1,4 @@
-"""Many coroutines through one gate: shared writes, cancellation, back-pressure."""
+"""The async runner: shared writes, cancellation, limits, lost leases and events that run alone."""
 
 import asyncio
 import sqlite3
@@ -34,7 +34,7 @@ async def fail(event: Event) -> None:
 
 
 def state(gate: Gate) -> tuple[str, int, str | None]:
-    """The one record of the store: its state, attempts and error."""
+    """State, attempts and error of the only record in the store."""
     (entry,) = gate.store.browse()
     return entry.record.state, entry.record.attempts, entry.record.error
 
@@ -48,7 +48,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 class TestOutcomes:
     def test_async_and_plain_handlers(self, gate: Gate) -> None:
-        """An async handler runs in the loop, a plain one in a thread; the outcomes are those of `run`."""
+        """An async handler runs in the loop, a plain handler in a thread; the outcomes are those of `run`."""
 
         async def main() -> None:
             threads: list[threading.Thread] = []
@@ -75,7 +75,7 @@ class TestOutcomes:
 
     @pytest.mark.parametrize("plain", [False, True])
     def test_failures_are_counted_and_buried(self, store: MemoryStore, plain: bool) -> None:
-        """A handler that raises fails the attempt; the last one buries."""
+        """A handler that raises fails the attempt; the last attempt buries the event."""
         gate = Gate(store, max_attempts=2)
 
         def fail_plainly(event: Event) -> None:
@@ -89,7 +89,7 @@ class TestOutcomes:
         assert {outcome.error for outcome in outcomes} == {"ValueError: boom"}
 
     def test_concurrent_copies(self, gate: Gate) -> None:
-        """Of copies that come at the same time one runs, and the others are told that it does."""
+        """Of copies that arrive at the same time one runs, and the others are in flight."""
 
         async def main() -> list[Any]:
             async def slow(event: Event) -> None:
@@ -100,8 +100,8 @@ class TestOutcomes:
         statuses = sorted(outcome.status for outcome in asyncio.run(main()))
         assert statuses == ["in_flight"] * 9 + ["processed"]
 
-    def test_what_is_no_work(self, gate: Gate) -> None:
-        """A generator is refused at once; a plain function that returns a coroutine nobody awaits fails its event."""
+    def test_generators_and_coroutines(self, gate: Gate) -> None:
+        """A generator function is refused; a plain function that returns a coroutine fails its event."""
 
         async def generate(event: Event) -> Any:
             yield 1
@@ -115,8 +115,8 @@ class TestOutcomes:
 
         asyncio.run(main())
 
-    def test_an_object_with_an_async_call(self, gate: Gate) -> None:
-        """What makes a handler async is how it is called."""
+    def test_callable_object(self, gate: Gate) -> None:
+        """An object with an async `__call__` is an async handler."""
 
         class Called:
             async def __call__(self, event: Event) -> str:
@@ -128,7 +128,7 @@ class TestOutcomes:
         asyncio.run(main())
 
     def test_mark_first(self, store: MemoryStore) -> None:
-        """In mark_first mode what fails is kept as a dead letter, for async and plain handlers."""
+        """In mark_first mode a failed event becomes a dead letter, with async and plain handlers."""
         gate = Gate(store, mode="mark_first")
 
         async def main() -> list[Any]:
@@ -143,7 +143,8 @@ class TestOutcomes:
         assert len(store.dead_letters()) == 2
 
     def test_marked_for_longer_than_a_lease(self, store: MemoryStore) -> None:
-        """What is marked and waits for a thread starts also when a lease would be over: nobody else can have it."""
+        """A marked event that waits for a thread may start after the time of a lease: no other worker can be granted
+        it."""
         boot = ManualClock(0)
         gate = Gate(store, mode="mark_first", lease="1s", retention="90s", threads=1, boot=boot)
 
@@ -157,7 +158,7 @@ class TestOutcomes:
         assert sorted(statuses) == ["buried"] + ["processed"] * 3
 
     def test_unguarded(self, stumbling: Stumbling) -> None:
-        """The policies hold here too."""
+        """The policies for missing keys and store errors apply to `arun`, too."""
         gate = Gate(
             stumbling,
             key=keys.event_id,
@@ -175,7 +176,7 @@ class TestOutcomes:
         asyncio.run(main())
 
     def test_several_loops(self, gate: Gate) -> None:
-        """One gate serves loops in several threads, and one after the other."""
+        """One gate serves event loops in several threads, and one after the other."""
 
         async def main(first: int) -> list[str]:
             events = [gate.arun({"id": number}, succeed) for number in range(first, first + 50)]
@@ -191,9 +192,9 @@ class TestOutcomes:
         assert asyncio.run(main(300)) == ["processed"] * 50
 
 
-class TestGathering:
+class TestSharedWrites:
     def test_callers_share_writes(self, stumbling: Stumbling) -> None:
-        """What is asked at the same time is claimed with one write and settled with one."""
+        """Events that arrive at the same time are claimed with one write and settled with one."""
         gate = Gate(stumbling)
 
         async def main() -> None:
@@ -203,7 +204,7 @@ class TestGathering:
         assert stumbling.calls == [("claim", 64), ("settle", 64)]
 
     def test_batches_are_bounded(self, stumbling: Stumbling) -> None:
-        """However many ask, a batch has at most 256."""
+        """A batch has at most 256 items."""
         gate = Gate(stumbling)
 
         async def main() -> None:
@@ -213,8 +214,8 @@ class TestGathering:
         sizes = [size for verb, size in stumbling.calls if verb == "claim"]
         assert (sum(sizes), max(sizes)) == (700, 256)
 
-    def test_a_single_caller_does_not_wait(self, stumbling: Stumbling) -> None:
-        """A batch waits for nobody: one caller alone is served at once."""
+    def test_single_caller_does_not_wait(self, stumbling: Stumbling) -> None:
+        """A single caller does not wait for others to fill a batch."""
         gate = Gate(stumbling)
 
         async def main() -> float:
@@ -227,8 +228,8 @@ class TestGathering:
         assert asyncio.run(main()) < 0.02
 
     @pytest.mark.parametrize("failures", [0, 1])
-    def test_ends_and_beginnings_share_a_write(self, stumbling: Stumbling, failures: int) -> None:
-        """What one caller ends with and another begins with is written together; if that fails, each for itself."""
+    def test_settlements_and_claims_share_a_write(self, stumbling: Stumbling, failures: int) -> None:
+        """The settlement of one caller and the claim of another are written together; if that fails, each by itself."""
         gate = Gate(stumbling)
         stumbling.failures["together"] = failures
         others: list[asyncio.Task[Outcome]] = []
@@ -244,8 +245,8 @@ class TestGathering:
         alone = [("settle", 1), ("claim", 1)] if failures else []
         assert stumbling.calls == [("claim", 1), ("together", 2), *alone, ("settle", 1)]
 
-    def test_what_is_wrong_with_one_stops_no_other(self) -> None:
-        """What has ended is written, whatever becomes of that which came at the same moment: it would run again."""
+    def test_error_of_a_claim_does_not_stop_a_settlement(self) -> None:
+        """A settlement is written even if a claim in the same batch raises: otherwise the event would run again."""
 
         class Picky(MemoryStore):
             def _apply(self, operations: Sequence[Any], *, admits: bool = False) -> list[Any]:
@@ -266,17 +267,17 @@ class TestGathering:
         asyncio.run(main())
         assert [entry.record.state for entry in store.browse()] == ["C"]
 
-    def test_what_has_ended_does_not_wait(self) -> None:
-        """An ending is written before the timelines of others are asked for, which can take long."""
-        asked: list[str] = []
+    def test_settlements_do_not_wait_for_timelines(self) -> None:
+        """A settlement is written before timelines are loaded for claims of the same batch, which can take long."""
+        operations_seen: list[str] = []
 
         class Noting(MemoryStore):
             def _apply(self, operations: Sequence[Any], *, admits: bool = False) -> list[Any]:
-                asked.extend(type(each).__name__ for each in operations)
+                operations_seen.extend(type(each).__name__ for each in operations)
                 return super()._apply(operations, admits=admits)
 
             def load(self, addresses: Sequence[Address]) -> list[Document]:
-                asked.append("load")
+                operations_seen.append("load")
                 return super().load(addresses)
 
         gate = Gate(Noting(), key=keys.first(keys.state_change(), keys.event_id))
@@ -292,10 +293,10 @@ class TestGathering:
             await other[0]
 
         asyncio.run(main())
-        assert asked[:3] == ["Claim", "Complete", "load"]
+        assert operations_seen[:3] == ["Claim", "Complete", "load"]
 
-    def test_a_store_that_breaks(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An error that no store should raise reaches every caller of the batch, and the gate goes on."""
+    def test_unexpected_error_of_a_store(self, stumbling: Stumbling, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An exception other than StoreError reaches every caller of the batch, and the gate still works afterwards."""
         gate = Gate(stumbling)
 
         def broken(requests: object) -> None:
@@ -304,8 +305,8 @@ class TestGathering:
         async def main() -> None:
             with monkeypatch.context() as patched:
                 patched.setattr(stumbling, "claim", broken)
-                asked = [gate.arun({"id": number}, succeed) for number in range(3)]
-                answers = await asyncio.gather(*asked, return_exceptions=True)
+                calls = [gate.arun({"id": number}, succeed) for number in range(3)]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
                 assert [type(answer) for answer in answers] == [ZeroDivisionError] * 3
             assert (await gate.arun({"id": 1}, succeed)).status == "processed"
 
@@ -314,7 +315,7 @@ class TestGathering:
 
 class TestBackPressure:
     def test_max_in_hand(self, store: MemoryStore) -> None:
-        """No more than max_in_hand are claimed or run at a time; the others wait, and all are served."""
+        """At most `max_in_hand` events are claimed or run at a time; the others wait, and all are processed."""
         gate = Gate(store, max_in_hand=5)
         running, most = 0, 0
 
@@ -334,7 +335,7 @@ class TestBackPressure:
         assert most == 5
 
     def test_threads(self, store: MemoryStore) -> None:
-        """No more than `threads` plain handlers run at a time."""
+        """At most `threads` plain handlers run at a time."""
         gate = Gate(store, threads=3)
         lock, running, most = threading.Lock(), 0, 0
 
@@ -353,8 +354,8 @@ class TestBackPressure:
         asyncio.run(main())
         assert most == 3
 
-    def test_a_cancelled_caller_frees_its_place(self, store: MemoryStore) -> None:
-        """Who gives up while waiting for a place takes none, and who held one gives it back."""
+    def test_cancelled_caller_frees_its_place(self, store: MemoryStore) -> None:
+        """A caller that is cancelled while it waits takes no place, and one that holds a place passes it on."""
         gate = Gate(store, max_in_hand=1)
 
         async def main() -> None:
@@ -377,22 +378,22 @@ class TestBackPressure:
 
 
 class SlowClaims(MemoryStore):
-    """A store that has claimed, and answers only when it is told to go on."""
+    """A store that claims at once, and answers only when `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.claimed, self.go_on = threading.Event(), threading.Event()
 
     def claim(self, requests: Any) -> Any:
         verdicts = super().claim(requests)
-        self.asked.set()
+        self.claimed.set()
         self.go_on.wait(10)
         return verdicts
 
 
 class TestCancellation:
     def test_while_an_async_handler_runs(self, gate: Gate) -> None:
-        """The handler is cancelled with its caller, and the event released with its attempt counted."""
+        """The handler is cancelled with its caller; the event is released, and its attempt counts."""
         seen: list[str] = []
 
         async def hang(event: Event) -> None:
@@ -415,9 +416,9 @@ class TestCancellation:
         outcome = gate.run({"id": 1}, lambda event: "done")
         assert (outcome.status, outcome.event.attempt) == ("processed", 2)
 
-    def test_it_never_buries(self, store: MemoryStore) -> None:
-        """A caller that goes away at the last attempt is no fault of the event; if it comes again, it is told why that
-        is not run."""
+    def test_never_buries(self, store: MemoryStore) -> None:
+        """An event whose caller is cancelled at the last attempt is released, not buried. The next delivery is buried,
+        and its reason says why."""
         gate = Gate(store, max_attempts=1)
 
         async def main() -> None:
@@ -433,7 +434,7 @@ class TestCancellation:
         assert (outcome.status, "it was cancelled" in outcome.reason) == ("buried", True)
 
     def test_while_a_plain_handler_runs(self, store: MemoryStore) -> None:
-        """A thread cannot be stopped: it runs on under its claim, and its effect is recorded."""
+        """A thread cannot be stopped: the handler runs on under its claim, and its result is recorded."""
         gate = Gate(store, lease="60ms")
         finish, done = threading.Event(), threading.Event()
 
@@ -459,13 +460,13 @@ class TestCancellation:
         assert gate.run({"id": 1}, lambda event: "again").result == "done"
 
     def test_while_the_claim_is_being_written(self) -> None:
-        """A claim that is granted to a caller who has left is given back, and its attempt with it."""
+        """A claim that is granted to a cancelled caller is released, and does not count as an attempt."""
         slow = SlowClaims()
         gate = Gate(slow)
 
         async def main() -> None:
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            await asyncio.to_thread(slow.asked.wait, 10)
+            await asyncio.to_thread(slow.claimed.wait, 10)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -474,14 +475,14 @@ class TestCancellation:
 
         asyncio.run(main())
 
-    def test_when_the_loop_is_gone(self) -> None:
-        """Also if the whole loop has ended before the answer comes."""
+    def test_closed_loop(self) -> None:
+        """Also if the event loop is closed before the store answers."""
         slow = SlowClaims()
         gate = Gate(slow)
 
         async def main() -> None:
             task = asyncio.create_task(gate.arun({"id": 1}, fail))
-            while not slow.asked.is_set():
+            while not slow.claimed.is_set():
                 await asyncio.sleep(0.005)
             task.cancel()
 
@@ -490,7 +491,7 @@ class TestCancellation:
         assert eventually(lambda: state(gate) == (RELEASED, 0, None))
 
     def test_before_a_thread_is_free(self, store: MemoryStore) -> None:
-        """A plain handler that has not begun is given back unstarted."""
+        """A plain handler that has not started is released as unstarted."""
         gate = Gate(store, threads=1)
         finish, ran = threading.Event(), []
 
@@ -516,7 +517,7 @@ class TestCancellation:
         )
 
     def test_in_mark_first_mode(self, store: MemoryStore) -> None:
-        """What was marked as done and then cancelled is kept as a dead letter."""
+        """An event that was marked as done and then cancelled becomes a dead letter."""
         gate = Gate(store, mode="mark_first")
 
         async def hang(event: Event) -> None:
@@ -529,8 +530,9 @@ class TestCancellation:
         asyncio.run(main())
         assert eventually(lambda: len(store.dead_letters()) == 1)
 
-    def test_after_it_was_woken(self) -> None:
-        """A caller cancelled in the very turn in which its claim was answered gives it back, whatever the mode."""
+    def test_after_the_claim_is_answered(self) -> None:
+        """A caller that is cancelled in the turn of the loop in which its claim was answered releases it, in every
+        mode."""
         for mode, left in (("lease", [COMPLETED, RELEASED]), ("mark_first", [COMPLETED, COMPLETED, DEAD])):
             gate = Gate("memory://", mode=mode)  # type: ignore[arg-type]
 
@@ -546,8 +548,9 @@ class TestCancellation:
             asyncio.run(main())
             assert eventually(lambda gate=gate, left=left: sorted(e.record.state for e in gate.store.browse()) == left)  # type: ignore[misc]
 
-    def test_a_handler_that_cancels_itself(self, gate: Gate) -> None:
-        """A CancelledError that nobody asked for is a failure of the handler, and its caller lives on."""
+    def test_handler_cancels_itself(self, gate: Gate) -> None:
+        """A CancelledError that the caller did not request is a failure of the handler, and the caller is not
+        cancelled."""
 
         async def cancel_itself(event: Event) -> None:
             raise asyncio.CancelledError
@@ -563,7 +566,7 @@ class TestCancellation:
         asyncio.run(main())
 
     def test_closing_waits_for_plain_handlers(self, tmp_path: Path) -> None:
-        """What a thread is still at when the gate is closed, or the process ends, is recorded all the same."""
+        """A plain handler that runs when the gate is closed, or the process ends, is recorded."""
         code = """
             import asyncio, sys, threading, time
             from oncegate import Gate
@@ -596,7 +599,7 @@ class TestCancellation:
             gate.close()
 
     def test_while_the_gate_is_drained(self, store: MemoryStore) -> None:
-        """What comes while others are waited for runs, too, and no caller is told of a pool that is shut down."""
+        """New events run while the gate is drained; none fails because the thread pool is shut down."""
         gate = Gate(store)
         begun, go_on = threading.Event(), threading.Event()
 
@@ -619,10 +622,10 @@ class TestCancellation:
 
 
 class TestNested:
-    @pytest.mark.parametrize("wishes", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
-    def test_a_handler_that_asks_its_own_gate(self, store: MemoryStore, wishes: Any) -> None:
-        """A handler may take other events through the gate it runs in: it does not wait for its own end."""
-        gate = Gate(store, **wishes)
+    @pytest.mark.parametrize("options", [{"max_attempts": 1}, {"max_in_hand": 1}, {"max_attempts": 2}])
+    def test_async_handler_uses_its_own_gate(self, store: MemoryStore, options: Any) -> None:
+        """A handler may take other events through its own gate: it does not wait for its own end."""
+        gate = Gate(store, **options)
 
         async def outer(event: Event) -> str:
             inner = await gate.arun({"id": f"inner of {event.id}"}, succeed)
@@ -635,8 +638,8 @@ class TestNested:
         assert [outcome.result for outcome in asyncio.run(main())] == ["processed"] * 5
 
     @pytest.mark.parametrize("how", ["in_a_loop_of_its_own", "in_the_same_loop"])
-    def test_a_plain_handler_that_asks_its_own_gate(self, how: str) -> None:
-        """A plain one may do so too, from a loop of its own or its caller's, though it has the only thread."""
+    def test_plain_handler_uses_its_own_gate(self, how: str) -> None:
+        """A plain handler may do so, too, from its own loop or from its caller's, although it has the only thread."""
         code = f"""
             import asyncio, os
             from oncegate import Gate
@@ -661,8 +664,8 @@ class TestNested:
 
 
 class TestLostLeases:
-    def test_a_thread_that_comes_too_late(self, store: MemoryStore, clock: ManualClock) -> None:
-        """A plain handler that waited for a thread until its lease was over does not start any more."""
+    def test_lease_ends_while_waiting_for_a_thread(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A plain handler whose lease ended while it waited for a thread does not start."""
         boot = ManualClock(0)
         gate = Gate(store, threads=1, boot=boot)
         go_on, ran = threading.Event(), []
@@ -680,8 +683,8 @@ class TestLostLeases:
         asyncio.run(main())
         assert ran == []
 
-    def test_an_async_handler_is_cancelled(self, store: MemoryStore) -> None:
-        """When the claim is another's, the handler is cancelled and its caller told; the caller itself lives on."""
+    def test_async_handler_is_cancelled(self, store: MemoryStore) -> None:
+        """When the lease is lost, the handler is cancelled and the event fails; the caller's task is not cancelled."""
         gate = Gate(store, lease="60ms")
         seen: list[str] = []
 
@@ -705,8 +708,8 @@ class TestLostLeases:
         assert seen == ["cancelled"]
         assert gate.counts["lease.lost"] == 1
 
-    def test_a_plain_handlers_settle_is_discarded(self, store: MemoryStore) -> None:
-        """A thread cannot be cancelled, but what it tries to record is refused."""
+    def test_settlement_of_a_plain_handler_is_refused(self, store: MemoryStore) -> None:
+        """A thread cannot be cancelled, but the store refuses its settlement."""
         gate = Gate(store, lease="60ms")
 
         def overtaken(event: Event) -> None:
@@ -721,8 +724,9 @@ class TestLostLeases:
         asyncio.run(main())
         assert store.browse() == []
 
-    def test_a_store_that_is_away_for_a_lease(self, stumbling: Stumbling) -> None:
-        """A claim that could not be renewed for its whole length may be another's: its handler is cancelled."""
+    def test_store_away_for_a_lease(self, stumbling: Stumbling) -> None:
+        """A lease that could not be renewed for its whole length may belong to another worker: the handler is
+        cancelled."""
         gate = Gate(stumbling, lease="90ms")
         stumbling.failures = {"renew": 100}
 
@@ -736,8 +740,8 @@ class TestLostLeases:
 
         asyncio.run(main())
 
-    def test_a_handler_that_will_not_be_cancelled(self, store: MemoryStore) -> None:
-        """If it goes on to the end all the same, the store judges what it did."""
+    def test_handler_ignores_cancellation(self, store: MemoryStore) -> None:
+        """If the handler returns a result after it was cancelled, the store decides about its settlement."""
         gate = Gate(store, lease="60ms")
 
         async def stubborn(event: Event) -> str:
@@ -755,7 +759,7 @@ class TestLostLeases:
         asyncio.run(main())
 
     def test_no_effect_starts_after_the_lease(self, store: MemoryStore) -> None:
-        """A grant whose reply took as long as the lease is given back unrun."""
+        """A grant that was answered after the time of the lease is released without a run."""
         boot = ManualClock(0)
         gate = Gate(store, boot=lambda: boot.advance("30s") or boot.now)  # type: ignore[func-returns-value]
 
@@ -767,8 +771,8 @@ class TestLostLeases:
 
 
 class TestAlone:
-    def test_a_suspect_runs_alone(self, store: MemoryStore, clock: ManualClock) -> None:
-        """While an event runs that its last worker did not come back from, no other runs, and those before it are
+    def test_suspect_runs_alone(self, store: MemoryStore, clock: ManualClock) -> None:
+        """While an event runs whose last worker did not return, no other handler runs, and those before it are
         settled."""
         left_by_another(store, clock, {"id": "poison"})
         gate = Gate(store, max_attempts=2)
@@ -793,8 +797,8 @@ class TestAlone:
         assert {outcome.event.attempt for outcome in outcomes} == {1}
         assert beside == [{"poison"}, {"1"}]
 
-    def test_a_failure_that_is_recorded_does_not(self, store: MemoryStore) -> None:
-        """A last attempt after failures runs beside others."""
+    def test_settled_failure_does_not_run_alone(self, store: MemoryStore) -> None:
+        """An event whose failures were settled runs beside others, also at its last attempt."""
         gate = Gate(store, max_attempts=2)
 
         async def main() -> None:
@@ -810,8 +814,9 @@ class TestAlone:
         asyncio.run(main())
 
     @pytest.mark.parametrize("hangs", ["another", "the suspect"])
-    def test_what_hangs_stops_nobody(self, store: MemoryStore, clock: ManualClock, hangs: str) -> None:
-        """A suspect that cannot be alone is given back, and others go on; nor do they wait for good for one."""
+    def test_hung_handlers_stop_nobody(self, store: MemoryStore, clock: ManualClock, hangs: str) -> None:
+        """A suspect that cannot run alone is in flight, and others go on; nor do others wait forever for a suspect that
+        hangs."""
         left_by_another(store, clock, {"id": "suspect"})
         gate, other = Gate(store, max_attempts=2, max_hold="200ms"), Gate(MemoryStore())
 
@@ -836,8 +841,8 @@ class TestAlone:
 
         asyncio.run(main())
 
-    def test_giving_up_the_wait_for_it(self, store: MemoryStore, clock: ManualClock) -> None:
-        """A caller that is cancelled while it waits to be alone holds up nobody."""
+    def test_cancelled_while_waiting(self, store: MemoryStore, clock: ManualClock) -> None:
+        """A caller that is cancelled while it waits to run alone does not delay others."""
         left_by_another(store, clock, {"id": 2})
         gate = Gate(store, max_attempts=2)
 
@@ -876,8 +881,8 @@ class TestAlone:
         asyncio.run(main())
 
     @pytest.mark.parametrize("max_attempts", [1, 2, 3])
-    def test_a_poison_event_takes_no_neighbour_with_it(self, tmp_path: Path, max_attempts: int) -> None:
-        """An event that kills its process is buried in the end, and all that ran beside it are processed."""
+    def test_poison_event(self, tmp_path: Path, max_attempts: int) -> None:
+        """An event that kills its process is buried in the end, and all events that ran beside it are processed."""
         code = """
             import asyncio, os, sys
             from oncegate import Gate
@@ -908,8 +913,8 @@ class TestAlone:
         gate.close()
 
 
-def test_on_a_file(tmp_path: Path) -> None:
-    """Many callers on an SQLite file: each event once, in few writes."""
+def test_sqlite_file(tmp_path: Path) -> None:
+    """Many callers on an SQLite file: each event runs once."""
     gate = Gate(f"sqlite:///{tmp_path}/a.db")
 
     async def main() -> list[Any]:
@@ -922,23 +927,23 @@ def test_on_a_file(tmp_path: Path) -> None:
 
 
 class TestLockedFile:
-    """An SQLite file that another connection holds locked, while what has ended waits to be recorded."""
+    """An SQLite file that another connection has locked, while settlements wait to be written."""
 
     def locked(self, tmp_path: Path, main: Callable[[Gate, Callable[[str], object]], Coroutine[Any, Any, Any]]) -> Any:
-        """Run this with a gate on the file, and with what the other connection can be asked."""
+        """Run `main` with a gate on the file and with `execute` of another connection."""
         gate = Gate(f"sqlite:///{tmp_path}/a.db?busy_timeout=400ms")
         with closing(gate), closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
             return asyncio.run(main(gate, other.execute))
 
-    def test_new_events_do_not_wait_for_those_that_have_ended(self, tmp_path: Path) -> None:
-        """A new event is told after one timeout that the file is locked, also when one came meanwhile or has ended; and
-        what has ended is recorded when the file is free."""
+    def test_new_events_do_not_wait_for_settlements(self, tmp_path: Path) -> None:
+        """A new event fails after one timeout because the file is locked, also while settlements are retried; they are
+        written when the file is free."""
 
         async def main(gate: Gate, other: Callable[[str], object]) -> None:
             async def lock(event: Event) -> None:
                 other("BEGIN IMMEDIATE")
 
-            async def told(number: int) -> float:
+            async def failed_after(number: int) -> float:
                 start = time.monotonic()
                 outcome = await gate.arun({"id": number}, succeed)
                 assert (outcome.status, "locked" in outcome.reason) == ("failed", True)
@@ -948,7 +953,7 @@ class TestLockedFile:
             waited = []
             for number in range(1, 6):
                 await asyncio.sleep(0.1)
-                waited.append(asyncio.create_task(told(number)))
+                waited.append(asyncio.create_task(failed_after(number)))
             assert max(await asyncio.gather(*waited)) < 1
             assert not ended.done()
             other("ROLLBACK")
@@ -956,8 +961,8 @@ class TestLockedFile:
 
         self.locked(tmp_path, main)
 
-    def test_what_cannot_be_recorded(self, tmp_path: Path) -> None:
-        """What has ended is tried for several timeouts, and has failed then, with the reason."""
+    def test_settlement_fails(self, tmp_path: Path) -> None:
+        """A settlement is tried for several timeouts; then its event has failed, with the reason."""
 
         async def main(gate: Gate, other: Callable[[str], object]) -> None:
             async def lock(event: Event) -> None:
@@ -971,8 +976,8 @@ class TestLockedFile:
 
         self.locked(tmp_path, main)
 
-    def test_closing_waits_for_what_is_tried_again(self, tmp_path: Path) -> None:
-        """What has ended for a caller that is gone is recorded before the gate is closed."""
+    def test_closing_waits_for_retries(self, tmp_path: Path) -> None:
+        """The settlement of a cancelled caller is written before the gate is closed."""
         gate = Gate(f"sqlite:///{tmp_path}/a.db?busy_timeout=400ms")
 
         async def main(other: sqlite3.Connection) -> None:
