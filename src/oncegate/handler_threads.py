@@ -58,6 +58,7 @@ class HandlerThreads:
         self._spare = self._most
         self._runs: dict[HandlerRun, None] = {}
         self._watcher: threading.Thread | None = None
+        self.left = most  # how many threads can still run handlers
         forks.watch(self)
 
     def before_fork(self) -> None:
@@ -66,6 +67,7 @@ class HandlerThreads:
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
             self._pool, self._spare, self._runs, self._watcher = None, self._most, {}, None
+            self._count_left()
         self._lock.release()
 
     def submit(self, work: Callable[..., None], *arguments: Any) -> "Future[None]":
@@ -78,6 +80,7 @@ class HandlerThreads:
         """Wait for handlers to return, except for those that were given up. New calls meanwhile get new threads."""
         with self._lock:
             pool, self._pool, self._spare = self._pool, None, self._most
+            self._count_left()
             waits = not any(run.given_up for run in self._runs)
         if pool is not None:
             pool.shutdown(wait=waits)
@@ -97,6 +100,8 @@ class HandlerThreads:
         """The handler has returned or raised. False if it was given up before: its event has failed already."""
         with self._lock:
             self._runs.pop(run, None)
+            if run.is_hung:
+                self._count_left()
         if run.given_up:
             _log.warning(
                 "the handler of event %r returned after %s; its event had failed by handler_timeout, so the result is"
@@ -118,12 +123,6 @@ class HandlerThreads:
         with self._lock:
             return sum(run.given_up for run in self._runs)
 
-    @property
-    def left(self) -> int:
-        """How many threads can still run handlers."""
-        with self._lock:
-            return self._left()
-
     def still_runs(self, key: bytes) -> str | None:
         """The age of a handler of this key that was given up and still runs; None if there is none."""
         if not self._gives_up:
@@ -134,8 +133,8 @@ class HandlerThreads:
                     return _age(run)
         return None
 
-    def _left(self) -> int:
-        return self._most + (self._most - self._spare) - sum(run.is_hung for run in self._runs)
+    def _count_left(self) -> None:
+        self.left = self._most + (self._most - self._spare) - sum(run.is_hung for run in self._runs)
 
     def _watch(self) -> None:
         last = time.monotonic()
@@ -158,6 +157,7 @@ class HandlerThreads:
         if self._gives_up and self._spare and self._pool is not None:
             self._spare -= 1
             self._pool.add_thread()
+        self._count_left()
 
     def _report(self, run: HandlerRun) -> None:
         left = times(self.left, "thread")

@@ -26,7 +26,7 @@ from oncegate.events import Event
 from oncegate.gate.batch_writer import BatchWriter, Waiter, WriteBatch
 from oncegate.gate.claimer import StoreCall, execute_all
 from oncegate.gate.handlers import AsyncHandler, Handler, checked_result, is_coroutine
-from oncegate.gate.job import NOT_ALONE, TOO_LATE, Job, UnguardedEvent
+from oncegate.gate.job import NOT_ALONE, TOO_LATE, Identified, Job, RejectedEvent, UnguardedEvent, storable
 from oncegate.gate.leases import Lease
 from oncegate.gate.limiter import PROCESS, ConcurrencyLimit, InFlightWaiters, enter_async, inside, run_end_of
 from oncegate.gate.settlement import (
@@ -117,8 +117,13 @@ class AsyncRunner:
         finally:
             limit.leave()
 
-    async def admit(self, jobs: Sequence[Job]) -> None:
-        """Have the store hold these events; each has its outcome afterwards."""
+    async def admit(self, identified: Sequence[Identified], run_now: int = 0) -> list[Job | RejectedEvent]:
+        """Have the store hold these events; each has its outcome afterwards. Up to `run_now` of them may be held, to be
+        run here at once."""
+        items = storable(identified)
+        jobs = [item for item in items if isinstance(item, Job)]
+        for job in jobs[:run_now]:
+            job.run_now = True
         unknown = [job for job in jobs if job.key.change is not None or not self._context.claimer.recall(job)]
         try:
             if unknown:
@@ -127,6 +132,7 @@ class AsyncRunner:
             for job in unknown:
                 self.let_go(job)
             raise
+        return items
 
     def hold(self, jobs: Sequence[Job]) -> None:
         """Renew the leases of taken jobs from now on, whether they run yet or not."""
@@ -362,7 +368,8 @@ class AsyncRunner:
             execute_all(calls, None, context.boot)
             raise
         execute_all(calls + [call for call in new_calls if call], self._mixed_store, context.boot)
-        refuse_unguarded(admissions)
+        if any(job.unguarded is not None for job in admissions):
+            refuse_unguarded(admissions)
         if emissions := [job for job in admissions if job.emission is not None]:
             self._state_changes.confirm(emissions)
         if not self._marks_first:
@@ -386,7 +393,10 @@ class AsyncRunner:
         """These come from callers that do not know of each other: if two have one key, the store says which was
         first."""
         self._resolve_changes(jobs)
-        return self._runner.admit_call([job for job in jobs if not job.answered])
+        jobs = [job for job in jobs if not job.answered]
+        if any(job.bury_reason is not None for job in jobs):
+            return self._runner.admit_call(jobs)
+        return self._context.claimer.admit_call(jobs)
 
     def _resolve_changes(self, jobs: Sequence[Job]) -> None:
         if changes := [job for job in jobs if job.key.change is not None and job.emission is None]:

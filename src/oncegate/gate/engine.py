@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
-from oncegate import keys
-from oncegate.canonical import digest
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.gate.claimer import Claimer, guarded
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler
-from oncegate.gate.job import Batch, Identified, Job, RejectedEvent, UnguardedEvent
+from oncegate.gate.job import Batch, Identified, Job, RejectedEvent, storable
 from oncegate.gate.leases import Heartbeat, Lease
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
@@ -22,15 +20,12 @@ from oncegate.gate.outcome import Outcome
 from oncegate.gate.settlement import CLOSE_WITHIN, SettlementPlanner, SettlementRetrier
 from oncegate.gate.state_changes import StateChangeResolver
 from oncegate.gate.sync_runner import RunContext, SyncRunner, refuse_unguarded
-from oncegate.instances import owners
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import JoinsTransactions, Store
 from oncegate.stores.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from oncegate.gate.async_runner import AsyncRunner
-
-_NOT_STORABLE = "it was made by hand and has no raw document to store; pass the delivered payload, or set raw"
 
 
 class Engine:
@@ -133,7 +128,7 @@ class Engine:
 
     def admit(self, identified: Sequence[Identified]) -> list[Outcome]:
         """Have the store hold all events until they are taken; one outcome for each, in order."""
-        items = _storable(identified)
+        items = storable(identified)
         jobs = [item for item in items if isinstance(item, Job)]
         self.state_changes.resolve(jobs)
         batch = Batch(items)
@@ -142,16 +137,6 @@ class Engine:
         refuse_unguarded(jobs)
         self.state_changes.confirm(batch.items)
         return batch.outcomes
-
-    async def aadmit(self, identified: Sequence[Identified], run_now: int = 0) -> list[Job | RejectedEvent]:
-        """The same beside other coroutines; all have their outcome afterwards. Up to `run_now` of them may be held, to
-        be run here at once."""
-        items = _storable(identified)
-        jobs = [item for item in items if isinstance(item, Job)]
-        for job in jobs[:run_now]:
-            job.run_now = True
-        await self.concurrent.admit(jobs)
-        return items
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done without running anything; False if it was known. Raises StoreError."""
@@ -197,21 +182,3 @@ class Engine:
 
     def _notify_lost(self, lease: Lease) -> None:
         self._observers.notify("lease.lost", detail=lease.key.hex())
-
-
-def _storable(identified: Sequence[Identified]) -> list[Job | RejectedEvent]:
-    """Jobs that the store can hold. An event that may run without a key gets a random key. An event that was made by
-    hand is refused: the store would have no document to read it from again."""
-    return [item if type(item) is Job and item.event.raw else _made_storable(item) for item in identified]
-
-
-def _made_storable(item: Identified) -> Job | RejectedEvent:
-    if isinstance(item, RejectedEvent):
-        return item
-    if isinstance(item, UnguardedEvent):
-        (random,) = owners(1)
-        key = keys.make("unguarded", item.event, [random.hex()], binds=False)
-        job = Job(item.event, key, digest(item.event.raw))
-    else:
-        job = item
-    return job if job.event.raw else RejectedEvent(Outcome("invalid", job.event, job.key, error=_NOT_STORABLE))

@@ -320,7 +320,7 @@ class Gate:
         """The same for one payload, from a coroutine. Concurrent callers share their writes."""
         self._check_inbox("aadmit()")
         identified = handed_to(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
-        items = await self._engine.aadmit(identified)
+        items = await self._engine.concurrent.admit(identified)
         return self._observed([item.outcome for item in items])
 
     def inbox(

@@ -18,6 +18,7 @@ from oncegate.gate.leases import Lease
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Kind, Outcome
+from oncegate.instances import owners
 from oncegate.times import microseconds_of
 
 # Genesys retries a delivery for up to 4 days, and EventBridge then retries its targets for one more.
@@ -37,6 +38,7 @@ NO_TIME: Final = "too little time was left to start its handler"
 NOT_ALONE: Final = "an earlier attempt did not return, so it runs alone, and other handlers ran for too long here"
 STILL_RUNS: Final = "its handler still runs in this process"
 NOT_STORED: Final = "and no copy could be stored"
+NOT_STORABLE: Final = "it was made by hand and has no raw document to store; pass the delivered payload, or set raw"
 NO_DOCUMENT: Final = "the event was made by hand, and its body is not a JSON value"
 
 
@@ -306,6 +308,24 @@ class Identifier:
 def _in_replay(change: StateChange, replay: str) -> StateChange:
     """The same change on a timeline of its replay, so that replayed changes merge as they did the first time."""
     return replace(change, timeline=digest_of(("replay", change.timeline.hex(), replay)))
+
+
+def storable(identified: Sequence[Identified]) -> list[Job | RejectedEvent]:
+    """Jobs that the store can hold. An event that may run without a key gets a random key. An event that was made by
+    hand is refused: the store would have no document to read it from again."""
+    return [item if type(item) is Job and item.event.raw else _made_storable(item) for item in identified]
+
+
+def _made_storable(item: Identified) -> Job | RejectedEvent:
+    if isinstance(item, RejectedEvent):
+        return item
+    if isinstance(item, UnguardedEvent):
+        (random,) = owners(1)
+        key = keys.make("unguarded", item.event, [random.hex()], binds=False)
+        job = Job(item.event, key, digest(item.event.raw))
+    else:
+        job = item
+    return job if job.event.raw else RejectedEvent(Outcome("invalid", job.event, job.key, error=NOT_STORABLE))
 
 
 # ── publishing: the next stage of an event ────────────────────────────────────────────────────────────────

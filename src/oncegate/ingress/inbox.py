@@ -209,7 +209,7 @@ class InboxWorker:
         self._admitting += slots
         try:
             identified = handed_to(self._publish_target, [self._identify(event) for event in events])
-            items = await self._engine.aadmit(identified, slots)
+            items = await self._engine.concurrent.admit(identified, slots)
             outcomes = [item.outcome for item in items]
             self._run_admitted(items)
         finally:
@@ -280,7 +280,7 @@ class InboxWorker:
     @property
     def _has_no_thread(self) -> bool:
         """Whether hung handlers occupy every thread, so that no event that is taken could start."""
-        return self._is_plain and self._engine.threads_left == 0
+        return self._is_plain and self._engine.concurrent.threads.left == 0
 
     async def _wait(self) -> None:
         await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)

@@ -150,7 +150,7 @@ class SqliteStore:
         """Judge the operations in order, write the changed records and return the answers."""
         found = self._find(db, operations)
         positions: Iterable[int] = repeat(0)
-        if admits:
+        if admits and any(isinstance(each, Admit) and each.about.entity is not None for each in operations):
             positions = batch_positions(operations)
             operations = keep_first_leases(operations, partial(find_busy, db))
         current: dict[RowKey, Record | None] = dict(found)
