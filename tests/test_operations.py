@@ -33,7 +33,7 @@ def test_senders(sender: str) -> None:
 def test_every_notice_is_listed() -> None:
     """Each name that a gate counts by is on the page, and no other."""
     drawn = re.findall(r"^    ([a-z]+\.[a-zA-Z_]+) ", observers.__doc__ or "", re.MULTILINE)
-    policies = re.search(r"a policy decided: ([a-z_, \n]+);", observers.__doc__ or "")
+    policies = re.search(r"a policy was applied: ([a-z_, \n]+);", observers.__doc__ or "")
     assert policies
     names = {name for name in drawn if name not in ("event.STATUS", "policy.NAME")}
     names |= {f"policy.{name}" for name in re.findall(r"[a-z_]+", policies[1])} | set(observers._NAMES.values())

@@ -46,4 +46,4 @@ def test_it_does_what_it_says(readme: Readme) -> None:
     until(lambda: readme.effects() >= 100, "all events to take effect", 60)
     assert readme.done(verify).startswith("Exactly once: 100 events, 100 effects; ")
     (key, *_) = re.findall(r'"key": "(\w+)"', (readme.folder / "effects.jsonl").read_text())
-    assert readme.done(show.replace("KEY", key)).startswith("It was processed ")
+    assert readme.done(show.replace("KEY", key)).startswith("Processed ")

@@ -67,7 +67,7 @@ def test_publish_and_work_on_one_store(tmp_path: Path, queue: Queue) -> None:
     )
     place = f"sqs://{queue.name}?region={REGION}"
     assert " ".join(told.stdout.split()).startswith(f"Run: evt-7 was published to {place} at ")
-    assert "; ran there at " in " ".join(told.stdout.split())
+    assert "Its consumer processed it " in " ".join(told.stdout.split())
 
 
 @pytest.mark.parametrize("straight_first", [False, True])

@@ -427,7 +427,7 @@ def test_visibility_and_lease(
         queue.until_empty()
     assert ("is shorter than the lease" not in caplog.text) is fits
     for hidden in (1, 40_000):
-        facts = lacking(WITH_A_WORKER, queue={"visibility": hidden}, terms=validate({"lease": lease}))
+        facts = lacking(WITH_A_WORKER, queue={"visibility": hidden}, config=validate({"lease": lease}))
         judged = list(queue_rules.lease(replace(facts, worker_visibility=microseconds(visibility, "visibility"))))
         assert (not judged) is fits
         for finding in judged:
