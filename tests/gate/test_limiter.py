@@ -154,7 +154,7 @@ class BlockedHandler:
 
 async def wait_for_copies(gate: Gate, number: int) -> None:
     """Wait until so many copies wait."""
-    while gate._engine.concurrent.in_flight_waiters._waiting < number:
+    while gate._engine.async_runner.in_flight_waiters._waiting < number:
         await asyncio.sleep(0)
 
 
@@ -304,8 +304,8 @@ def test_timeout() -> None:
         handler.go.set()
         await first
         assert (
-            gate._engine.concurrent.in_flight_waiters._waiters_by_key,
-            gate._engine.concurrent.in_flight_waiters._waiting,
+            gate._engine.async_runner.in_flight_waiters._waiters_by_key,
+            gate._engine.async_runner.in_flight_waiters._waiting,
         ) == (
             {},
             0,

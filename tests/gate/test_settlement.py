@@ -36,7 +36,7 @@ class Lock:
     def take(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         self._db.execute("ROLLBACK")
 
     @property
@@ -99,7 +99,7 @@ class TestOutages:
         with closing(Gate(url, max_attempts=1)) as gate:
             outcome = run_once(gate, effect)
             assert (outcome.status, "did not confirm" in outcome.reason) == ("failed", True)
-            lock.let_go()
+            lock.release_held()
             lock.until(ends)
             assert gate.run(PAYLOAD, effect).status == ("duplicate" if ends == COMPLETED else "buried")
         assert effect.count == 1
@@ -114,7 +114,7 @@ class TestOutages:
             async with asyncio.timeout(5):
                 while not worker.figures.failed:
                     await asyncio.sleep(0.01)
-            lock.let_go()
+            lock.release_held()
             await asyncio.to_thread(lock.until, COMPLETED)
             worker.stop()
             await work
@@ -134,7 +134,7 @@ class TestOutages:
             assert len(_trying() - before) == 1
             time.sleep(1.3)
             assert _trying() <= before
-            lock.let_go()
+            lock.release_held()
             time.sleep(0.1)
             assert lock.state == IN_PROGRESS
             again = gate.run(PAYLOAD, lambda event: "again")
@@ -171,7 +171,7 @@ class TestEnds:
         """The settlement is recorded before the gate is closed, if the store comes back meanwhile."""
         gate = Gate(url)
         gate.run(PAYLOAD, Effect(lock))
-        threading.Timer(0.2, lock.let_go).start()
+        threading.Timer(0.2, lock.release_held).start()
         gate.close()
         assert lock.state == COMPLETED
 
@@ -210,7 +210,7 @@ class TestEnds:
             lock.take()
             _say(process)
             _expect(process, "failed")
-            lock.let_go()
+            lock.release_held()
             assert process.wait(10) == 0
         assert lock.state == COMPLETED
 
@@ -234,7 +234,7 @@ class TestEnds:
             lock.take()
             _say(process)
             _expect(process, "0")
-            lock.let_go()
+            lock.release_held()
             assert process.wait(10) == 0
         assert lock.state == COMPLETED
 
@@ -257,7 +257,7 @@ def test_frozen(url: str, lock: Lock) -> None:
         _say(process)
         _expect(process, "failed")
         process.send_signal(signal.SIGSTOP)
-        lock.let_go()
+        lock.release_held()
         time.sleep(1.2)
         with closing(Gate(url)) as gate:
             assert gate.run(PAYLOAD, lambda event: "another's").status == "processed"

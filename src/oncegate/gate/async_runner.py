@@ -130,7 +130,7 @@ class AsyncRunner:
                 await self._writer.write(*map(_Admission, unknown))
         except BaseException:
             for job in unknown:
-                self.let_go(job)
+                self.release_held(job)
             raise
         return items
 
@@ -138,7 +138,7 @@ class AsyncRunner:
         """Renew the leases of taken jobs from now on, whether they run yet or not."""
         self._context.heartbeat.hold([job.lease for job in jobs])
 
-    def let_go(self, job: Job) -> None:
+    def release_held(self, job: Job) -> None:
         """Release a held job that will not run here. No coroutine waits for that: it could be cancelled, and the next
         job would stay held."""
         if job.held:
@@ -406,7 +406,7 @@ class AsyncRunner:
         """Release a claim whose caller has been cancelled."""
         job = write.job if isinstance(write, _Admission) else write
         if isinstance(job, Job):
-            self.let_go(job)
+            self.release_held(job)
 
     def _unstarted(self, job: Job, reason: str = TOO_LATE) -> PlannedSettlement | FailedAfterMark:
         return never_started(job) if self._marks_first else self._context.planner.unstarted(job, reason)

@@ -107,7 +107,7 @@ class Engine:
     async def arun(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
         """The same for one event, beside other coroutines."""
         if not isinstance(item, RejectedEvent):
-            await self.concurrent.run(item, handler)
+            await self.async_runner.run(item, handler)
         return item.outcome
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
@@ -151,8 +151,8 @@ class Engine:
         return marked
 
     def close(self) -> None:
-        if "concurrent" in self.__dict__:
-            self.concurrent.close()
+        if "async_runner" in self.__dict__:
+            self.async_runner.close()
         else:
             self._retrier.flush(CLOSE_WITHIN)
 
@@ -163,15 +163,15 @@ class Engine:
     @property
     def hung(self) -> int:
         """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` if there is none."""
-        return self.concurrent.threads.hung if "concurrent" in self.__dict__ else 0
+        return self.async_runner.threads.hung if "async_runner" in self.__dict__ else 0
 
     @property
     def threads_left(self) -> int:
         """How many threads can still run plain handlers."""
-        return self.concurrent.threads.left if "concurrent" in self.__dict__ else self.config.threads
+        return self.async_runner.threads.left if "async_runner" in self.__dict__ else self.config.threads
 
     @cached_property
-    def concurrent(self) -> "AsyncRunner":
+    def async_runner(self) -> "AsyncRunner":
         """Made when first used: asyncio would slow down every cold start that does without it."""
         from oncegate.gate.async_runner import AsyncRunner
 

@@ -130,7 +130,7 @@ class Gate:
 
         outcome = await ask()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.concurrent.in_flight_waiters.wait(outcome, ask, longest)
+            outcome = await self._engine.async_runner.in_flight_waiters.wait(outcome, ask, longest)
         return self._observed([outcome])[0]
 
     @overload
@@ -320,7 +320,7 @@ class Gate:
         """The same for one payload, from a coroutine. Concurrent callers share their writes."""
         self._check_inbox("aadmit()")
         identified = handed_to(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
-        items = await self._engine.concurrent.admit(identified)
+        items = await self._engine.async_runner.admit(identified)
         return self._observed([item.outcome for item in items])
 
     def inbox(

@@ -139,7 +139,7 @@ class InboxWorker:
         finally:
             deadline = time.monotonic() + self._drain_time
             await dispatcher.drain(self._drain_time)
-            given_up = self._engine.concurrent.threads.given_up
+            given_up = self._engine.async_runner.threads.given_up
             self._left_running = len(self._in_hand) + given_up if self._is_plain else 0
             await self._finish(max(deadline - time.monotonic(), _RELEASE_AT_LEAST))
 
@@ -209,7 +209,7 @@ class InboxWorker:
         self._admitting += slots
         try:
             identified = handed_to(self._publish_target, [self._identify(event) for event in events])
-            items = await self._engine.concurrent.admit(identified, slots)
+            items = await self._engine.async_runner.admit(identified, slots)
             outcomes = [item.outcome for item in items]
             self._run_admitted(items)
         finally:
@@ -222,7 +222,7 @@ class InboxWorker:
         for item in items:
             if isinstance(item, Job) and item.held:
                 if not self._run_now(item):
-                    self._engine.concurrent.let_go(item)
+                    self._engine.async_runner.release_held(item)
             elif item.outcome.status == "accepted":
                 self._poll_for(item.outcome.event.entity)
 
@@ -280,7 +280,7 @@ class InboxWorker:
     @property
     def _has_no_thread(self) -> bool:
         """Whether hung handlers occupy every thread, so that no event that is taken could start."""
-        return self._is_plain and self._engine.concurrent.threads.left == 0
+        return self._is_plain and self._engine.async_runner.threads.left == 0
 
     async def _wait(self) -> None:
         await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)
@@ -338,7 +338,7 @@ class InboxWorker:
     # ── running events ────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, dispatcher: Dispatcher[Job], jobs: Sequence[Job]) -> None:
-        self._engine.concurrent.hold(jobs)
+        self._engine.async_runner.hold(jobs)
         for job in jobs:
             self._offer(dispatcher, job)
 
@@ -350,7 +350,7 @@ class InboxWorker:
         self._in_hand.add(job.key.digest)
         handed_to(self._publish_target, [job])
         try:
-            await self._engine.concurrent.run_granted(job, self._handler)
+            await self._engine.async_runner.run_granted(job, self._handler)
         except asyncio.CancelledError:  # the drain time is over; a plain handler that has started continues
             if not job.started:
                 self._in_hand.discard(job.key.digest)

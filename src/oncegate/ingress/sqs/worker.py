@@ -98,7 +98,7 @@ class SqsWorker:
         finally:
             with self._lock:
                 self._session = self._loop = None
-            self._left_running = session.left_running + self._context.engine.concurrent.threads.given_up
+            self._left_running = session.left_running + self._context.engine.async_runner.threads.given_up
 
 
 class SqsSession:
