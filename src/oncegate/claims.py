@@ -2,7 +2,8 @@
 
 A record is in one of four states: P in progress, R released or admitted, C completed, D dead letter. Every operation
 treats an expired record as absent. For each operation the rows are tried from the top, and the first row that matches
-decides. "Owner matches" means that the record and the request have the same owner.
+decides. "Owner matches" means that the record and the request have the same owner. "marks: C" means that the new state
+is C instead if the claim has `marks`.
 
     from                                           operation  to                              answer
     ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
@@ -48,8 +49,8 @@ decides. "Owner matches" means that the record and the request have the same own
                                                               unstarted: due now, attempts
                                                               - 1, lost kept
     P, owner and fence match                       bury       D with payload and error        True
-    C, R or D, owner and fence match               the same   unchanged                       True
-                                                   settlement
+    C, R or D, owner and fence match               settle as  unchanged                       True
+                                                   before
     anything else                                  renew or   unchanged                       False: the lease is lost
                                                    settle
 
@@ -62,7 +63,7 @@ decides. "Owner matches" means that the record and the request have the same own
                                                    reset
 
 `lost` counts the consecutive attempts that were never settled: the worker died or was paused for longer than the lease.
-The first lost attempt does not count as an attempt, because the worker may have died of another event of its batch. An
+The first lost attempt does not count as an attempt, because another event of its batch may have killed the worker. An
 event with a lost attempt runs alone from then on, so every further lost attempt counts.
 
 This module reads no clock, draws no random numbers and does no I/O. `now` is the time of the store in microseconds. The
@@ -157,8 +158,8 @@ class Take(Address, frozen=True, gc=False):
 
 
 class Admit(Address, frozen=True, gc=False):
-    """A request of a receiver to store the payload until a dispatcher takes it. With a lease, the receiver is granted a
-    new record at once."""
+    """A request of a receiver to store the payload until a dispatcher takes it. If the request has a lease and the key
+    has no record, the receiver is granted the claim at once."""
 
     owner: bytes
     payload_hash: bytes
@@ -191,7 +192,7 @@ class Complete(ClaimProof, frozen=True, gc=False):
 
 
 class Release(ClaimProof, frozen=True, gc=False):
-    """The handler failed or never ran, so that the event may run again.
+    """The handler failed or never ran. The event may run again.
 
     A dispatcher does not take the record before `delay` is over; a delivery may claim it at once. `unstarted`: the
     handler never ran, so the attempt does not count and dispatchers take the record before all others. `unavailable`:
@@ -416,13 +417,13 @@ def _first_grant(claim: Claim, now: int) -> Record:
 def _admitted_record(admit: Admit, now: int) -> Record:
     state, attempts = (IN_PROGRESS, 1) if admit.lease else (RELEASED, 0)
     until = now + admit.lease
-    free = Record(state, admit.owner, now, until, attempts, admit.payload_hash, None, admit.about, now)  # type: ignore[arg-type]
-    return replace(free, payload=admit.payload)
+    record = Record(state, admit.owner, now, until, attempts, admit.payload_hash, None, admit.about, now)  # type: ignore[arg-type]
+    return replace(record, payload=admit.payload)
 
 
 def _completed_if_marking(record: Record, claim: Claim, now: int) -> Record:
-    """The granted record; for a marking claim, the same record completed. The effect may then start until the record
-    expires, and the payload is not needed any more."""
+    """The granted record; for a marking claim, the same record completed. The handler may then start at any time before
+    the record expires, and the payload is no longer needed."""
     if not claim.marks:
         return record
     done = replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)

@@ -148,9 +148,9 @@ def state_change(
     content may differ.
 
     `entity` and `state` are paths; by default the fields that the source has read are used. A type may end with a
-    state, such as `call.ended`. It then shares a timeline with `call.held`, and `ended` is its state if the event has
-    no other. `aliases={"answered": "connected"}` makes two states equal. `rank` orders states with equal times. The
-    timeline of the entity decides which emissions are one event.
+    state, such as `call.ended`. An event of this type then shares a timeline with events of type `call.held`, and its
+    state is `ended` if it has no other state. `aliases={"answered": "connected"}` makes two states equal. `rank` orders
+    states with equal times. The timeline of the entity decides which emissions are one event.
     """
     width = microseconds(window, "window")
     _check_paths(
@@ -161,7 +161,7 @@ def state_change(
     def by_change(event: Event) -> Key:
         subject = event.entity if entity is None else _lookup(event, entity)
         stated = _state_text(event.state if state is None else _lookup(event, state))
-        # If a path to the state is given and leads nowhere, the end of the type does not replace it.
+        # If a path to the state is given and finds no value, the end of the type is not used as the state instead.
         found = None if stated is None and state is not None else states.find(event.type or "", stated)
         if found is None or _absent(subject) or event.occurred_at is None:
             parts = ((entity or "entity", subject), (state or "state", found), ("time", event.occurred_at))
@@ -264,7 +264,7 @@ def _event_field(event: Event, name: str) -> Any:
 
 def _rounded(dotted: str, value: Any, width: int) -> Any:
     """The bucket that a time falls into; the value itself if it is not a time. A value that is not an ISO time counts
-    as a time only if the name of its member says so, because ids consist of digits, too."""
+    as a time only if the name of its member says so, because an id can also consist of digits."""
     is_iso = isinstance(value, str) and _ISO_TIME.match(value)
     if not is_iso and not isinstance(value, dict) and not _TIME_NAME.search(path(dotted)[-1]):
         return value

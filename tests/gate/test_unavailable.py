@@ -184,7 +184,7 @@ def test_retry_later_with_a_time(clock: ManualClock) -> None:
     gate = gate_with_an_event(clock)
     (outcome,) = gate.run_waiting(Failing(RetryLater("busy", after=600)))
     assert record(gate).lease_until - clock.now == 600_000_000
-    assert "use up no attempt for up to 1 h more" in outcome.reason
+    assert "for another 1 h at most, retries use up no attempt" in outcome.reason
     assert "in 10 m at the earliest" in outcome.reason
 
 

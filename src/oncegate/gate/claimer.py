@@ -1,4 +1,5 @@
-"""The claimer: claim, admit and take, one path from jobs to the store and from its verdicts to leases or outcomes."""
+"""The claimer sends claims, admissions and takes of jobs to the store, and turns its verdicts into leases or
+outcomes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -219,7 +220,7 @@ class Claimer:
         return StoreCall(self._store.claim, requests, unknown, self._claimed, self.unanswered, self._answer_by_reading)
 
     def admit(self, jobs: Sequence[Job]) -> None:
-        """Have the store hold these events until they are run, with one write."""
+        """Store these events with one write, until they are run."""
         if call := self.admit_call(jobs):
             call.execute(self._boot)
 
@@ -250,9 +251,9 @@ class Claimer:
         return True
 
     def _find_by_carried_key(self, jobs: Sequence[Job]) -> list[Job]:
-        """An event may be published under another key than the one computed here, because its wrapping lost what the
-        key was made of. If this namespace has a record under the published key, that key is used. Returns the jobs
-        that can be claimed."""
+        """An event may have been published under another key than the one computed here, because parts of the key were
+        lost when the event was wrapped. If this namespace has a record under the published key, that key is used.
+        Returns the jobs that can be claimed."""
         claimable = []
         for job in jobs:
             carried, job.carried = job.carried, None
@@ -308,14 +309,14 @@ class Claimer:
                 conflicts.append((job, answer))
             elif isinstance(answer, Admitted):
                 continue
-            elif self._is_next_stage(job, answer):
+            elif self._move_to_next_stage(job, answer):
                 again.append(job)
             else:
                 self._found(job, answer, sent_at)
         self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts:
-            beside = {job.key.digest: job.event.body for job in jobs if job.held}
-            again += self._answer_conflicts(conflicts, beside)
+            granted_bodies = {job.key.digest: job.event.body for job in jobs if job.held}
+            again += self._answer_conflicts(conflicts, granted_bodies)
         return again
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> bool:
@@ -332,7 +333,9 @@ class Claimer:
         if attempt > 1 and config.max_attempts is not None and attempt > config.max_attempts:
             job.bury_reason = _no_attempt_left(record)
         if record.completed_at is not None and record.expires_at is not None:
-            job.lease.valid_until = sent_at + record.expires_at - at  # a marked event is granted to nobody before that
+            job.lease.valid_until = (
+                sent_at + record.expires_at - at
+            )  # nobody else is granted a marked event before it expires
             self._cache.add_found(job.lease)
         return True
 
@@ -343,9 +346,9 @@ class Claimer:
         self._hold(job, entry.record, entry.record.lease_until - self._config.lease, sent_at)
         return job
 
-    def _is_next_stage(self, job: Job, verdict: _Known) -> bool:
-        """Whether the record was published to the destination that this event comes from. Then the job gets the key of
-        the next stage and has to be asked for under that key."""
+    def _move_to_next_stage(self, job: Job, verdict: _Known) -> bool:
+        """If the event of the record was published to the destination that this event comes from, give the job the key
+        of the next stage and return True: the job must be claimed again under that key."""
         destination = verdict.record.handed_to
         if destination is None or not is_handed_on(job, destination):
             return False
@@ -363,13 +366,15 @@ class Claimer:
         if job.content_unbound and original.payload_hash != job.payload_hash:
             self._observers.notify("policy.conflict", job.event, job.key, detail="duplicate")
 
-    def _answer_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: dict[bytes, Any]) -> list[Job]:
+    def _answer_conflicts(
+        self, conflicts: Sequence[tuple[Job, Conflict]], granted_bodies: dict[bytes, Any]
+    ) -> list[Job]:
         """Apply `on_conflict`. Returns the jobs to ask for again, under the key H(key, content)."""
         policy = self._config.on_conflict
         for job, _ in conflicts:
             self._observers.notify("policy.conflict", job.event, job.key, detail=policy)
         if policy == "bury":
-            self._dead_letters.bury_conflicts(conflicts, beside)
+            self._dead_letters.bury_conflicts(conflicts, granted_bodies)
             return []
         for job, _ in conflicts:
             job.key = conflict_key(job)
@@ -415,8 +420,8 @@ class Claimer:
             self._no_reads_until = self._boot() + _NO_READS_FOR
             return None
         for entry in entries:
-            # The record has not expired, or browse would not show it. The store's time is not known here, but it is
-            # not earlier than this.
+            # `browse` returns only records that have not expired. The store's time is not known here, but it is not
+            # earlier than `since`.
             since = entry.record.completed_at or entry.record.first_seen
             verdict = step(entry.record, request, since)[1]
             if isinstance(verdict, Duplicate | Buried):
@@ -449,14 +454,14 @@ class Claimer:
                     raise StoreUnavailable(job.outcome.reason)
                 return False
             case _:
-                if self._is_next_stage(job, verdict):
+                if self._move_to_next_stage(job, verdict):
                     return self.mark(job)
                 self._notify_unbound_conflict(job, verdict.record)
                 return False
 
     def mark_emissions(self, own: Sequence[Job]) -> None:
-        """Mark the own keys of joined emissions as done, so that late copies are found by them alone. An emission that
-        cannot be marked now is still known by its timeline."""
+        """Mark each joined emission as done under its own key too, so that a late copy is found by this key, without
+        the timeline. An emission that cannot be marked now is still known by its timeline."""
         with suppress(StoreError):
             self._store.claim(claim_requests(own, self._config, marks=True))
 
@@ -465,7 +470,8 @@ def _outcome(job: Job, verdict: _Known) -> Outcome:
     record, at = verdict.record, verdict.at
     match verdict:
         case Duplicate() if job.published and record.state == RELEASED:
-            # Its publisher has not recorded yet that it was sent, and sends it again; a queue may drop that as a copy.
+            # The publisher has not yet recorded that it sent this event, so it will send the event again, and the queue
+            # may drop that second message as a copy.
             return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
         case Duplicate():
             result = None if record.result is None else msgspec.json.decode(record.result)

@@ -144,9 +144,9 @@ class DeadLetters:
             (random,) = owners(1)
             self.bury_failed(taken, random.hex())
 
-    def bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], beside: Mapping[bytes, Any]) -> None:
+    def bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], granted_bodies: Mapping[bytes, Any]) -> None:
         """Give conflicting jobs their outcomes. A conflict is acknowledged only once a copy of it is a dead letter.
-        `beside` has the bodies that were granted in the same batch, by key."""
+        `granted_bodies` has the bodies that were granted in the same batch, by key."""
         copies = [Job(job.event, conflict_key(job), job.payload_hash) for job, _ in conflicts]
         errors = [f"its key {job.key} is known with different content" for job, _ in conflicts]
         results = self._bury_copies(copies, errors)
@@ -154,7 +154,7 @@ class DeadLetters:
             if result is not None:
                 job.outcome = _not_stored(job.event, job.key, error, result)
                 continue
-            original = beside.get(job.key.digest) or self._body_of(job, verdict.record)
+            original = granted_bodies.get(job.key.digest) or self._body_of(job, verdict.record)
             differs = () if original is None else differences(original, job.event.body)
             job.outcome = Outcome(
                 "conflict",

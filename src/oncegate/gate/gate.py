@@ -1,6 +1,6 @@
 """The gate: the public API. Every event needs a claim, and one handler runs at a time for each key.
 
-read ─▶ key ─▶ coalesce ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
+read ─▶ key ─▶ merge copies in the batch ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -14,7 +14,7 @@ from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, publish_target_of
-from oncegate.gate.job import ANY_DESTINATION, Identifier, Job, RejectedEvent, UnguardedEvent, handed_to
+from oncegate.gate.job import ANY_DESTINATION, Identifier, Job, RejectedEvent, UnguardedEvent, set_destination
 from oncegate.gate.observers import Observer, Observers
 from oncegate.gate.options import GateConfig, GateOptions, check_inbox, validate
 from oncegate.gate.outcome import Outcome
@@ -43,14 +43,16 @@ class Gate:
     All other options have defaults:
 
     Times. `retention` is how long a completed key is remembered (with `sliding=True` counted from its latest copy, for
-    at most `sliding_limit`). `lease` is how long a claim lasts without renewal, and `max_hold` how long it is renewed
-    at most. `dead_letter_retention` is how long a dead letter is stored. An event that the store holds and that failed
-    waits for `backoff`, twice as long after each further attempt, and for at most `backoff_limit`. If it failed because
-    something that its handler calls is unavailable (`RetryLater`, ConnectionError, TimeoutError), it is retried for
-    `retry_for` without using up attempts; with None this counts like any failure. For `remember`, at most 60 s, this
-    process answers copies of events that it saw completed without asking the store; with None it always asks. A remote
-    store that failed five times in a row, or answered later than `breaker` and later than ten times the median of its
-    last answers, is not called for a while, and events fail at once; None switches this circuit breaker off.
+    at most `sliding_limit`). `lease` is how long a claim lasts without renewal, and `max_hold` is the longest time for
+    which it is renewed. `dead_letter_retention` is how long a dead letter is stored. A failed event whose payload is
+    stored waits for `backoff` before it is retried. The pause doubles after each further attempt, up to
+    `backoff_limit`. If it failed because something that its handler calls is unavailable (`RetryLater`,
+    ConnectionError, TimeoutError), it is retried for `retry_for` without using up attempts; with `retry_for=None`, such
+    a failure counts like any other. For the duration `remember` (at most 60 s), this process does not ask the store
+    about copies of events that it has seen completed, but answers them itself. With None it always asks. `breaker` sets
+    a circuit breaker for remote stores. It opens after five failures in a row, or after five answers in a row that took
+    longer than `breaker` and longer than ten times the median of the last answers. While it is open, the store is not
+    called for new claims, and events fail at once. None switches it off.
 
     Attempts. `max_attempts=None` leaves counting to the platform that delivers again, such as a queue with a redrive
     policy; then a failing event is not buried here.
@@ -65,10 +67,11 @@ class Gate:
     an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay name.
     Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
 
-    Limits. A result of more than `max_result` bytes is not stored for duplicates. `arun` takes `max_in_hand` events at
-    a time and runs plain handlers in as many `threads`; other callers wait. With a `handler_timeout`, a handler of
-    `arun`, of a worker or of the inbox that runs longer fails its event. An async handler is cancelled. A plain handler
-    cannot be stopped: it keeps its thread, and another thread replaces it, for up to `threads` of them.
+    Limits. A result of more than `max_result` bytes is not stored for duplicates. `arun` takes up to `max_in_hand`
+    events at a time and runs plain handlers in up to `threads` threads; other callers wait. With a `handler_timeout`, a
+    handler of `arun`, of a worker or of the inbox that runs longer fails its event. An async handler is cancelled. A
+    plain handler cannot be stopped: it keeps its thread, and a new thread takes the place of that thread; at most
+    `threads` threads are replaced in this way.
 
     `namespace` separates the users of one store.
     """
@@ -97,7 +100,7 @@ class Gate:
         check_handler(handler)
         item = self._identify(self._only_event(payload))
         if (destination := publish_target_of(handler)) is not None:
-            handed_to(destination, [item])
+            set_destination(destination, [item])
         outcome = self._engine.run(item, handler)
         self._observers.outcomes([outcome])
         return outcome
@@ -105,17 +108,18 @@ class Gate:
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
         """Take all events of these payloads through the gate: one outcome each, in order.
 
-        They are claimed with one write and settled with few, so the lease must cover the whole batch."""
+        They are claimed with one write and settled with a few writes, so the lease must cover the whole batch."""
         events = self._all_events(payloads, "run_batch")
         check_handler(handler)
-        identified = handed_to(publish_target_of(handler), [self._identify(event) for event in events])
+        identified = set_destination(publish_target_of(handler), [self._identify(event) for event in events])
         return self._observed(self._engine.run_batch(identified, handler))
 
     async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
 
-        While another worker runs the event, a copy waits for its end for up to `wait`, and only then is in flight. Up
-        to half of `max_in_hand` copies wait at a time; further copies do not wait.
+        While another worker runs the event, a copy waits up to `wait` for that run to end. If it has not ended by then,
+        the outcome of the copy is `in_flight`. Up to half of `max_in_hand` copies wait at a time; further copies do not
+        wait.
 
         Concurrent callers share their writes. A plain handler runs in a thread. An async handler is cancelled when its
         lease is lost or the caller is cancelled; then the event is released. A plain handler cannot be stopped: it runs
@@ -125,7 +129,7 @@ class Gate:
         event, destination = self._only_event(payload), publish_target_of(handler)
 
         def ask() -> Awaitable[Outcome]:
-            (item,) = handed_to(destination, [self._identify(event)])
+            (item,) = set_destination(destination, [self._identify(event)])
             return self._engine.arun(item, handler)
 
         outcome = await ask()
@@ -163,13 +167,14 @@ class Gate:
             raise SettingError("once() returns stored results, and mode='mark_first' stores none; use mode='lease'")
 
         def guard(function: Callable[..., Any]) -> Callable[..., Any]:
-            return self._calls.guard(function, name, key, longest)
+            return self._once_functions.guard(function, name, key, longest)
 
         return guard if function is None else guard(function)
 
     @cached_property
-    def _calls(self) -> "OnceFunctions":
-        """Made when first used: its imports would slow down every cold start that does without it."""
+    def _once_functions(self) -> "OnceFunctions":
+        """Made when first used: its imports would slow down every cold start, also of programs that do not use
+        `once`."""
 
         def identifier(key: Callable[[Event], Any]) -> Identifier:
             return Identifier(key, self._config, self._wall, self._observers)
@@ -191,10 +196,10 @@ class Gate:
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
         if self._config.marks_first:
             raise SettingError(
-                "transaction() completes an event with its effect; mode='mark_first' would complete it before"
+                "transaction() completes an event with its effect; mode='mark_first' completes it before its effect"
             )
         if connection is not None and not isinstance(self.store, JoinsTransactions):
-            raise SettingError("connection= is for Postgres; on this store the handler is given what it writes with")
+            raise SettingError("connection= is for Postgres; with this store, the handler gets its connection from us")
         item = self._identify(self._only_event(payload))
         if isinstance(item, UnguardedEvent):
             item.outcome = item.refusal
@@ -220,7 +225,7 @@ class Gate:
         `reserve` is the time at the end of an invocation in which no handler starts; events that are left then are
         delivered again. It should be a little longer than the function needs for one event, and is at most half of the
         invocation's time. Where the platform delivers again, the platform also counts the attempts, and `max_attempts`
-        has no effect; for HTTP requests it has.
+        has no effect. For HTTP requests, `max_attempts` applies.
 
         With a `signature`, such as `oncegate.signatures.cxone(secret)`, HTTP requests without a valid signature are
         refused before they are read. Other invocations need no signature.
@@ -230,7 +235,7 @@ class Gate:
         the failed records of SQS and of streams are named, and a batch of Kafka raises, because its mappings read the
         report only in provisioned mode. `report_failures=True` names the records of Kafka, too.
 
-        An invocation that no carrier can read, such as a Cognito trigger, raises UnknownSource;
+        An AWS invocation of a kind that Oncegate cannot read, such as a Cognito trigger, raises UnknownSource;
         `allow_unknown_sources=True` runs it as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
@@ -289,7 +294,7 @@ class Gate:
         return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
-        """Whether this event was seen before, and mark it as seen: the `is_duplicate` of many tutorials.
+        """Mark this event as seen, and return whether it was seen before: the `is_duplicate` of many tutorials.
 
         At most once: if your code fails after a False, or the process dies, the event counts as seen and is lost. Use
         `run` unless you want that. Raises if the payload is not an event or has no key, and if the store does not
@@ -314,12 +319,12 @@ class Gate:
         are those of `run_batch`: a copy of an event that is stored or done is a duplicate."""
         self._check_inbox("admit()")
         identified = [self._identify(event) for event in self._all_events(payloads, "admit")]
-        return self._observed(self._engine.admit(handed_to(ANY_DESTINATION, identified)))
+        return self._observed(self._engine.admit(set_destination(ANY_DESTINATION, identified)))
 
     async def aadmit(self, payload: Any) -> list[Outcome]:
         """The same for one payload, from a coroutine. Concurrent callers share their writes."""
         self._check_inbox("aadmit()")
-        identified = handed_to(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
+        identified = set_destination(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
         items = await self._engine.async_runner.admit(identified)
         return self._observed([item.outcome for item in items])
 
@@ -345,7 +350,7 @@ class Gate:
         from oncegate.ingress.inbox import InboxWorker
 
         return InboxWorker(
-            self._engine.under(),  # handlers that do not end in time may outlast the gate
+            self._engine.under(),  # an engine of its own: handlers that do not end in time may outlast the gate
             self._identify,
             handler,
             self._observers,
@@ -382,15 +387,15 @@ class Gate:
         return self._observed(list(outcomes.values()))
 
     def _next_waiting(self, destination: str | None, before: Collection[bytes]) -> list[Job]:
-        """Take one waiting event. If the store fails after some have run, returns none, so that the caller returns
-        their outcomes."""
+        """Take one waiting event. If the store fails after some events have run, returns an empty list, so that the
+        caller can return the outcomes of those events."""
         try:
             jobs = self._engine.claimer.take()
         except StoreError:
             if not before:
                 raise
             return []
-        handed_to(destination, jobs)
+        set_destination(destination, jobs)
         return jobs
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:

@@ -331,7 +331,7 @@ def _made_storable(item: Identified) -> Job | RejectedEvent:
 # ── publishing: the next stage of an event ────────────────────────────────────────────────────────────────
 
 
-def handed_to(destination: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
+def set_destination(destination: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
     """Note on each job where its handler publishes to; `ANY_DESTINATION` if that is not known."""
     if destination is not None:
         for item in items:

@@ -78,7 +78,8 @@ class SettlementPlanner:
         return self.released(job, error_text(error), raised, retry_delay_of(error))
 
     def _unavailable(self, job: Job, error: BaseException, raised: str, retry_for: int) -> PlannedSettlement:
-        """Retried, with a pause as long as it has been unavailable so far, for up to `retry_for`; then buried."""
+        """The event is retried for up to `retry_for`. Each pause is as long as the called service has been unavailable
+        so far (within `backoff` and `backoff_limit`). Then the event is buried."""
         lease, config, text = job.lease, self._config, error_text(error)
         now = lease.granted_at + self._boot() - lease.held_since
         since = lease.record.unavailable_since
@@ -91,7 +92,7 @@ class SettlementPlanner:
             delay = min(delay, max(retry_for - past, config.backoff))
         after = retry_delay_of(error)
         release = Release(*self._proof(job), text, delay=max(delay, after or 0), unavailable=True)
-        note = f" (retries use up no attempt for up to {spoken(max(0, retry_for - past))} more)"
+        note = f" (for another {spoken(max(0, retry_for - past))} at most, retries use up no attempt)"
         return PlannedSettlement(job, release, job.failed(text + note, raised + note, after))
 
     def released(
@@ -109,8 +110,8 @@ class SettlementPlanner:
         return PlannedSettlement(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
     def buried_unrun(self, job: Job, reason: str) -> PlannedSettlement:
-        """Buried without being run. Beyond the last attempt the reason may quote the record's error, which is not for
-        logs."""
+        """The event is buried and not run. If no attempt was left, the reason may quote the record's error, which must
+        not be logged."""
         planned, record, most = self.buried(job, reason), job.lease.record, self._config.max_attempts
         if record.error is None or most is None or record.attempts <= most:
             return planned
@@ -120,7 +121,7 @@ class SettlementPlanner:
         """The handler never started, so the attempt does not count."""
         return PlannedSettlement(job, Release(*self._proof(job), unstarted=True), job.not_run(reason))
 
-    def untried(self, job: Job, error: str) -> PlannedSettlement:
+    def failed_before_start(self, job: Job, error: str) -> PlannedSettlement:
         """The attempt failed before the handler could start, so it does not count."""
         return PlannedSettlement(job, Release(*self._proof(job), error, unstarted=True), job.failed(error))
 
@@ -133,7 +134,8 @@ class SettlementPlanner:
         return self._config.namespace, lease.key, lease.record.owner, lease.record.fence
 
     def _stored(self, result: Any) -> tuple[bytes | None, str | None]:
-        """The result as JSON, or why it is not stored. The effect is done, so that is not a failure of the event."""
+        """The result as JSON, or why it is not stored. The effect is done, so a result that cannot be stored is not a
+        failure of the event."""
         try:
             stored = msgspec.json.encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -186,7 +188,7 @@ def ran_unguarded(item: Job | UnguardedEvent, result: Any) -> None:
 
 def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
     """Settle with one write. The effects are done, so a store error is retried before giving up. If the store cannot
-    hold one of them, each is settled by itself."""
+    hold one of the settlements, each settlement is written separately."""
     for pause in (*_RETRY_AFTER, None):
         try:
             return store.settle(settlements)
@@ -202,7 +204,7 @@ def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
 
 
 def may_be_retried(answer: Answer) -> bool:
-    """Whether the store has not answered, and may do so later."""
+    """Whether the store gave no answer but may answer a later try."""
     return not isinstance(answer, bool | Unkeepable)
 
 
@@ -215,7 +217,7 @@ class SettlementBuffer:
         self._lock = threading.Lock()
 
     def flush(self) -> None:
-        """Write all that wait; each of their jobs then has its outcome."""
+        """Write all waiting settlements. Each of their jobs then has its outcome."""
         with self._lock:
             planned = self._waiting[:]
             if planned:
@@ -275,11 +277,12 @@ class SettlementFlusher:
 
 
 class SettlementRetrier:
-    """Retries settlements that the store did not confirm in time for their callers, until it does or the lease ends.
+    """Retries settlements that the store did not confirm in time for their callers, until the store confirms them or
+    the lease ends.
 
-    While a lease lasts, nobody else is granted its event. If the store answers by then, the next delivery finds the
-    event completed, and nothing is done twice. `settled` gets what is confirmed; no caller waits for it. The thread
-    starts with the first settlement and ends with the last.
+    While a lease lasts, nobody else is granted its event. If the store answers before the lease ends, the next delivery
+    finds the event completed, and nothing is done twice. `settled` gets what is confirmed; no caller waits for it. The
+    thread starts with the first settlement and ends with the last.
     """
 
     def __init__(self, store: Store, boot: Clock, settled: Callable[[Sequence[PlannedSettlement], int], None]) -> None:
@@ -300,7 +303,7 @@ class SettlementRetrier:
                 self._thread.start()
 
     def flush(self, within: float) -> None:
-        """Wait until none is left, for at most so many seconds."""
+        """Wait until no settlement is left, for at most `within` seconds."""
         deadline = time.monotonic() + within
         while self._left and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_FLUSH_EVERY, left))
@@ -325,7 +328,7 @@ class SettlementRetrier:
             time.sleep(_RETRY_EVERY)
 
     def _with_live_lease(self) -> list[PlannedSettlement]:
-        """Drop those whose lease is over, as it may be after the process was frozen; returns the rest."""
+        """Drop the settlements whose lease has ended, for example because the process was frozen. Returns the rest."""
         now = self._boot()
         with self._lock:
             self._left = [each for each in self._left if now < each.job.lease.valid_until]

@@ -1,4 +1,4 @@
-"""The sync runner: granted events to their handlers, one after the other, and the settlement of each."""
+"""The sync runner passes granted events to their handlers, one after the other, and settles each event."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
@@ -39,8 +39,8 @@ from oncegate.gate.settlement import (
 from oncegate.stores.base import EffectFailed, Store, Transactional
 
 _LEASE_LOST: Final = (
-    "its claim was lost to another worker before it could be settled: its handler ended here, but that is not recorded,"
-    " and it runs again"
+    "its claim was lost to another worker before the claim could be settled: the handler ended here, but its end is not"
+    " recorded, and the event runs again"
 )
 
 # Runs one job that may start; None if the job has its outcome already.
@@ -95,8 +95,9 @@ class SyncRunner:
             self._claim_and_run_alone(job, lambda job: self._run_together([job], handler))
 
     def run_taken(self, job: Job, handler: Handler, take: Callable[[], Sequence[Job]]) -> list[Job]:
-        """Run a job that was taken from the store, beside others or alone; returns the jobs that have an outcome. If it
-        must run alone and cannot now, it is released, and what `take` returns as soon as it can runs in its place."""
+        """Run a job that was taken from the store, beside others or alone; returns the jobs that have an outcome. If
+        the job must run alone and cannot do so now, it is released. As soon as running alone is possible, `take` is
+        called, and the jobs that it returns run instead."""
         ran: list[Job] = []
 
         def run(jobs: Sequence[Job]) -> None:
@@ -112,7 +113,7 @@ class SyncRunner:
         return ran
 
     def run_unguarded(self, items: Sequence[Job | UnguardedEvent], handler: Handler) -> None:
-        """Run the events that their policy lets run without a claim. There is nothing to settle."""
+        """Run the events that may run without a claim because a policy allows it. There is nothing to settle."""
         for item in items:
             if item.unguarded is not None:
                 try:
@@ -136,7 +137,8 @@ class SyncRunner:
     # ── beside others, or alone in this process ───────────────────────────────────────────────────────────
 
     def _beside_others(self, jobs: Sequence[Job], run: Callable[[], None]) -> None:
-        """While an event runs alone in this process, wait, with the leases renewed."""
+        """Call `run` beside other handlers. If an event runs alone in this process, first wait until it has ended; the
+        leases are renewed meanwhile."""
         nested, token = inside.get(), jobs[0]
         try:  # leave() without enter() does nothing
             if not nested and not PROCESS.enter_now(token, self._max_hold):
@@ -180,7 +182,8 @@ class SyncRunner:
             job.outcome = job.not_run(NOT_ALONE)
 
     def _alone(self, run: Callable[[], None], within: float) -> bool:
-        """Run while nothing else runs in this process; False if that does not begin within so many seconds."""
+        """Call `run` while nothing else runs in this process. Returns False if it could not start within `within`
+        seconds."""
         nested, token = inside.get(), object()
         try:
             if not PROCESS.enter_alone(token, self._max_hold, within=within, alone_for=self._alone_bound):
@@ -273,16 +276,18 @@ class SyncRunner:
     # ── in transaction mode ───────────────────────────────────────────────────────────────────────────────
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any = None) -> None:
-        """Run one grant in a transaction of the store that completes it, too. The claim was committed before, so the
-        attempt counts even if the handler fails and the transaction is rolled back. There is no heartbeat: on SQLite
-        nobody else can write meanwhile."""
+        """Run one granted job in a transaction of the store. The same transaction also completes the job. The claim was
+        committed before, so the attempt counts even if the handler fails and the transaction is rolled back. There is
+        no heartbeat: on SQLite nobody else can write meanwhile."""
 
         def run(job: Job) -> None:
             self._attempt_each([job], lambda job: self._run_in_transaction(job, handler, connection))
 
         self._run_one(job, run)
 
-    def _run_in_transaction(self, job: Job, handler: TransactionHandler, user: Any) -> PlannedSettlement | None:
+    def _run_in_transaction(
+        self, job: Job, handler: TransactionHandler, user_connection: Any
+    ) -> PlannedSettlement | None:
         context, store = self._context, cast(Transactional, self._context.store)  # checked by the gate
         planned: list[PlannedSettlement] = []
         began: int | None = None
@@ -296,7 +301,11 @@ class SyncRunner:
         proof = job.lease.renewal(context.config.lease)
         sent_at = context.boot()
         try:
-            accepted = store.transact(proof, effect) if user is None else store.transact(proof, effect, user)
+            accepted = (
+                store.transact(proof, effect)
+                if user_connection is None
+                else store.transact(proof, effect, user_connection)
+            )
         except EffectFailed as failure:
             if not isinstance(failure.cause, Exception):
                 raise failure.cause from None
@@ -306,7 +315,7 @@ class SyncRunner:
             raise
         except StoreError as error:
             if began is None:
-                return context.planner.untried(job, f"its transaction could not begin ({error})")
+                return context.planner.failed_before_start(job, f"its transaction could not begin ({error})")
             return context.planner.released(job, f"its transaction was rolled back ({error})")
         finally:
             if began is not None:
@@ -350,7 +359,8 @@ class SyncRunner:
             each.job.outcome = each.outcome
         context.cache.add_settled(planned, sent_at)
         if regranted := [each.job for each in planned if _is_regranted(each)]:
-            # The event was released, and granted to this process again before that was known here: nobody runs it.
+            # The event was released and granted to this process again before this process knew of the release. No
+            # handler runs for the new grant, so it is released too.
             settle(context.store, [context.planner.unstarted(job).settlement for job in regranted])
 
     def _not_all_settled(self, answered: list[tuple[PlannedSettlement, Answer]]) -> list[PlannedSettlement]:
@@ -366,8 +376,9 @@ class SyncRunner:
         return [each for each, answer in answered if answer is True]
 
     def release_unstarted(self, jobs: Sequence[Job]) -> list[Job]:
-        """Release claims whose handler never started: the attempt does not count. Returns the jobs that could not be
-        released although their lease lasts; the others come free when their lease ends."""
+        """Release claims whose handler never started: the attempt does not count. Returns the jobs for which the store
+        did not answer and whose lease has not ended; the caller may try again. A job that is never released becomes
+        free when its lease ends."""
         if not jobs:
             return []
         self._context.heartbeat.drop([job.lease for job in jobs])
@@ -380,14 +391,16 @@ class SyncRunner:
 
 
 def refuse_unguarded(jobs: Sequence[Job]) -> None:
-    """An admission without an answer of the store failed: an event that is not stored is not run later either."""
+    """If the store did not answer an admission, the admission has failed: an event that is not stored does not run
+    later either."""
     for job in jobs:
         if job.unguarded is not None:
             job.outcome = job.failed(job.unguarded)
 
 
 def _settlements_of(planned: Sequence[PlannedSettlement]) -> list[Settlement]:
-    """The settlements to send. From here on their leases are not renewed: that would look like a loss."""
+    """The settlements to send. From here on their leases are not renewed: the store would refuse to renew a settled
+    claim, and this would look like a lost lease."""
     settlements = []
     for each in planned:
         each.job.lease.ending = True

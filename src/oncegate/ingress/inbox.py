@@ -20,7 +20,7 @@ from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
-from oncegate.gate.job import Identified, Job, RejectedEvent, handed_to
+from oncegate.gate.job import Identified, Job, RejectedEvent, set_destination
 from oncegate.gate.limiter import PROCESS, enter_async, first_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import STATUSES, Outcome
@@ -73,8 +73,8 @@ class InboxWorker:
         self._is_plain = not is_async(handler)
         self._outage = OutageLogger(engine.boot)
         self._observers = observers
-        # A plain handler needs a thread. Events that wait for a thread here cannot be run by another process, so
-        # only a few more are taken than there are threads.
+        # A plain handler needs a thread. Events that wait for a thread here cannot be run by another process, so at
+        # most twice as many events are taken as there are threads.
         self._limit = min(at_work, 2 * engine.config.threads) if self._is_plain else at_work
         # Slots that only `admit` fills, so that a new event does not wait behind thousands of retries.
         self._admission_slots = self._limit // 8
@@ -87,8 +87,8 @@ class InboxWorker:
         self._max_hold = engine.config.max_hold / 1e6
         self._suspects = 0  # found by the last poll
         self._next_suspect_turn = 0.0
-        self._patiences = Backoff(engine.config.alone_within, self._alone_bound, jitter=False)
-        self._patience = self._patiences.next_pause()  # how long the next turn of suspects waits to run alone
+        self._alone_waits = Backoff(engine.config.alone_within, self._alone_bound, jitter=False)
+        self._alone_wait = self._alone_waits.next_pause()  # how long the next turn of suspects waits to run alone
         self._has_waited_in_vain = False
         self._dispatcher: Dispatcher[Job] | None = None
         self._admitting = 0  # slots that are promised to admissions under way
@@ -208,7 +208,7 @@ class InboxWorker:
             slots = 0
         self._admitting += slots
         try:
-            identified = handed_to(self._publish_target, [self._identify(event) for event in events])
+            identified = set_destination(self._publish_target, [self._identify(event) for event in events])
             items = await self._engine.async_runner.admit(identified, slots)
             outcomes = [item.outcome for item in items]
             self._run_admitted(items)
@@ -242,7 +242,8 @@ class InboxWorker:
         return True
 
     def _poll_for(self, entity: str | None) -> None:
-        """Have the store polled for a new event: after the running event of its entity, if there is one, else now."""
+        """Let the worker poll the store for a new event: when the running event of its entity has ended, if there is
+        one, otherwise now."""
         if entity in self._running_entities:
             self._running_entities[entity] = True
         elif self._dispatcher is not None:
@@ -348,7 +349,7 @@ class InboxWorker:
 
     async def _run(self, job: Job) -> Next:
         self._in_hand.add(job.key.digest)
-        handed_to(self._publish_target, [job])
+        set_destination(self._publish_target, [job])
         try:
             await self._engine.async_runner.run_granted(job, self._handler)
         except asyncio.CancelledError:  # the drain time is over; a plain handler that has started continues
@@ -387,16 +388,16 @@ class InboxWorker:
         try:
             alone_for = self._alone_bound + _SUSPECT_TURN
             if await enter_async(
-                token, self._max_hold, alone_for=alone_for, within=self._patience, unless=self._stopped
+                token, self._max_hold, alone_for=alone_for, within=self._alone_wait, unless=self._stopped
             ):
-                self._patiences.reset()
-                self._patience = self._patiences.next_pause()
+                self._alone_waits.reset()
+                self._alone_wait = self._alone_waits.next_pause()
                 self._has_waited_in_vain = False
                 await self._run_suspect_turn(dispatcher, begun)
             elif not self._stopping:
-                self._observers.notify("inbox.crowded", detail=_CROWDED.format(spoken(int(self._patience * 1e6))))
-                pause = _OTHERS_FACTOR * self._patience
-                self._patience = self._patiences.next_pause()
+                self._observers.notify("inbox.crowded", detail=_CROWDED.format(spoken(int(self._alone_wait * 1e6))))
+                pause = _OTHERS_FACTOR * self._alone_wait
+                self._alone_wait = self._alone_waits.next_pause()
                 self._has_waited_in_vain = True
         finally:
             PROCESS.leave(token)

@@ -19,7 +19,7 @@ from oncegate.errors import NotTaken, SettingError, UnknownSource
 from oncegate.events import Event, with_webhook_id
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, publish_target_of
-from oncegate.gate.job import NO_TIME, Identified, Job, handed_to
+from oncegate.gate.job import NO_TIME, Identified, Job, set_destination
 from oncegate.gate.observers import Observers, fields_of, spelt, write_line
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.http_answers import keep_refused, problem
@@ -176,7 +176,7 @@ class LambdaHandler:
         if time.start_by is not None and engine.boot() >= time.start_by:
             return [Outcome("in_flight", event, error=NO_TIME) for event in events]
         identified = [self._identify(event, trusted=invocation.trusted) for event in events]
-        handed_to(publish_target_of(self._function), identified)
+        set_destination(publish_target_of(self._function), identified)
         for item in identified:
             if isinstance(item, Job) and time.start_by is not None:
                 item.start_by = time.start_by

@@ -1,8 +1,8 @@
 """The interface of a store, and the optional interfaces that some stores have.
 
 Every verb takes a batch and is atomic for each item of the batch. A store holds addresses, records and documents. It
-has no part in events, JSON, keys or policy. `claim`, `settle`, `renew`, `redrive` and `reset` follow the rules of
-`oncegate.claims.step`.
+knows nothing about events, JSON, how keys are made, or policies. `claim`, `settle`, `renew`, `redrive` and `reset`
+follow the rules of `oncegate.claims.step`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +39,9 @@ class Entry(Struct, frozen=True, gc=False):
 class TakeRequest(Struct, frozen=True, gc=False):
     """A dispatcher's request for one waiting event of a namespace.
 
-    With `in_order`, the store returns an event only if no other event of its entity is in progress and it is the first
-    event of its entity that happened. An event that is first but not yet due delays the later events of its entity.
-    Events without an entity have no order."""
+    With `in_order`, the store returns an event only if no other event of its entity is in progress and no event of its
+    entity that happened earlier is waiting. An event that is first but not yet due delays the later events of its
+    entity. Events without an entity have no order."""
 
     namespace: str
     owner: bytes
@@ -123,13 +123,13 @@ class CountsQueueTime(Protocol):
     """A store that waits for a lock before it writes, and counts the time that a call has spent in a queue."""
 
     def waited(self, seconds: float) -> AbstractContextManager[None]:
-        """Calls of this thread inside the context have already waited that long. The store subtracts this from its
-        timeout if the wait of another call has timed out since."""
+        """Inside the context, the calls of this thread count as queued for `seconds` already. If the wait of another
+        call has timed out since they were queued, the store subtracts `seconds` from its timeout."""
 
 
 @runtime_checkable
 class CanProbe(Protocol):
-    """A store that can check whether it accepts writes, where a read would not show it."""
+    """A store that can check whether it accepts writes, because a successful read would not prove it."""
 
     def probe(self, within: int) -> None:
         """Raise StoreError if the store accepts no writes now, as far as a check of `within` microseconds can show."""

@@ -18,7 +18,7 @@ from oncegate.durations import spoken
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
-from oncegate.gate.job import Identified, handed_to
+from oncegate.gate.job import Identified, set_destination
 from oncegate.gate.options import outlasts_lease
 from oncegate.gate.outcome import STATUSES, Cause, Outcome
 from oncegate.ingress.call_threads import CallThreads
@@ -241,7 +241,7 @@ class SqsSession:
         return RunAgain(self._receiver.store_outage.pause)
 
     def _identify(self, event: Event) -> Identified:
-        (item,) = handed_to(self._publish_target, [self._context.identify(event)])
+        (item,) = set_destination(self._publish_target, [self._context.identify(event)])
         return item
 
     def _is_being_published(self, work: MessageEvent, outcome: Outcome) -> bool:

@@ -208,8 +208,9 @@ class SqliteStore:
         return [_entry(row, taken) for row in rows]
 
     def _abandon(self, instances: Sequence[bytes], db: StoreConnection, now: int) -> None:
-        """End the leases of claims with a payload that these ended processes held. A claim without a payload becomes
-        free when its event is delivered again: listing those claims would need an index that every claim writes."""
+        """End the leases of the claims that these ended processes held, if the claim has a payload. A claim without a
+        payload becomes free when its event is delivered again: listing those claims would need an index that every
+        claim writes."""
         for name in instances:
             found = find(db, db.execute(SQL["held by"], (now, name)).fetchall())
             freed = {row: _abandoned(row, record, now) for row, record in found.items()}
@@ -299,8 +300,8 @@ class SqliteStore:
         return self._lock_waiter.waited(seconds)
 
     def probe(self, within: int) -> None:
-        """See `oncegate.stores.base.CanProbe`. A recent write counts as proof. So does a thread of this process that
-        uses the connection for the whole time: the file is then slow, not locked."""
+        """See `oncegate.stores.base.CanProbe`. A recent write counts as proof. It also counts as proof if a thread of
+        this process uses the connection during the whole check: the file is then slow, not locked."""
         if self._lock_waiter.has_recent_disk_error:
             raise StoreUnavailable(f"the disk of {self._path} was full or failed in the last seconds; check the disk")
         if not self._lock_waiter.has_recent_write or self._files.find_replaced(2):
@@ -377,7 +378,7 @@ class SqliteStore:
         while True:
             try:
                 with lock:
-                    db = self._usable()
+                    db = self._usable_connection()
                     try:
                         now = self._begin_write(db, attempt) if writes else self._begin_read(db, attempt)
                         answer = work(db, now)
@@ -403,15 +404,15 @@ class SqliteStore:
 
     def _begin_read(self, db: StoreConnection, attempt: LockAttempt) -> int:
         db.execute("BEGIN")
-        return self._clock(self._high(attempt.execute(db, SQL["time"]).fetchone()))
+        return self._clock(self._clock_value(attempt.execute(db, SQL["time"]).fetchone()))
 
     def _advance_clock(self, db: StoreConnection) -> int:
         """Return the time of this transaction, and store it in the file: no later transaction gets an earlier time."""
-        high = self._high(db.execute(SQL["tick"], (self._clock(),)).fetchone())
+        high = self._clock_value(db.execute(SQL["tick"], (self._clock(),)).fetchone())
         self._clock(high)
         return high
 
-    def _high(self, row: tuple[int] | None) -> int:
+    def _clock_value(self, row: tuple[int] | None) -> int:
         if row is None:
             raise damaged(self._path, "the table clock is empty")
         return int(row[0])
@@ -439,7 +440,7 @@ class SqliteStore:
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────
 
-    def _usable(self) -> StoreConnection:
+    def _usable_connection(self) -> StoreConnection:
         if self._closed:
             raise StoreRefused(f"the store {self._path} was closed; open it again")
         db = self._connected()
@@ -451,8 +452,8 @@ class SqliteStore:
     def _check_files(self, db: StoreConnection, count: int) -> None:
         """Raise StoreUnavailable if one of the first `count` files was removed or replaced.
 
-        If only the log was removed, first copy it into the database file: its commits were acknowledged, and only this
-        process can still read them."""
+        If only the write-ahead log was removed, first copy it into the database file: its commits were acknowledged,
+        and only this process can still read them."""
         replaced = self._files.find_replaced(count)
         if replaced is None:
             return
@@ -468,7 +469,7 @@ class SqliteStore:
     def _connected(self) -> StoreConnection:
         if self._db is None:
             self._in_progress.clear()
-            file = os.path.realpath(self._path)  # SQLite puts the log beside the target of a link
+            file = os.path.realpath(self._path)  # SQLite puts the write-ahead log beside the target of a link
             db = self._open()
             set_busy_timeout(db, min(BUSY_SLICE, self._lock_waiter.timeout))
             self._files = OpenFiles(file)
