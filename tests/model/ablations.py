@@ -286,7 +286,7 @@ _ADMISSION: Final = (
         "an admission is answered but its payload is not written",
         2,
         ADMIT,
-        ("return replace(record, payload=admit.payload)\n", "return free\n"),
+        ("return replace(record, payload=admit.payload)\n", "return record\n"),
     ),
     Ablation(
         "admitted event expires",
