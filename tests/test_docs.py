@@ -54,7 +54,7 @@ def _python(page: str, tmp_path: Path, checks: str = "") -> str:
 
 def test_the_readme_runs(tmp_path: Path) -> None:
     """The README's program prints what the README says, and finds a duplicate when it runs again."""
-    (shown,) = re.findall(r"`.venv/bin/python case.py` prints `(.+?)`", README)
+    (shown,) = re.findall(r"`.venv/bin/python case.py` prints\s`(.+?)`", README)
     assert _python(README, tmp_path) == f"{shown}\n"
     assert _python(README, tmp_path).startswith("duplicate {'case': 'case for evt-1'}")
     assert len(README.splitlines()) <= 150
@@ -155,7 +155,7 @@ def test_the_line_to_try_is_the_one_printed() -> None:
 
 def test_what_reading_ends_with() -> None:
     """What the library page shows of `oncegate read` is what it prints."""
-    shown = re.search(r"^ {4}oncegate (read .+)\n\nIt ends .+\n\n((?: {4}.+\n|\n)+)", LIBRARY, re.MULTILINE)
+    shown = re.search(r"^ {4}oncegate (read .+)\n\nThe output ends .+\n\n((?: {4}.+\n|\n)+)", LIBRARY, re.MULTILINE)
     assert shown
     command = [sys.executable, "-m", "oncegate", *shlex.split(shown[1])]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

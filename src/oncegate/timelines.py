@@ -2,11 +2,12 @@
 
 Each entity has a timeline of anchors. An anchor is a time, a state and a key. An emission joins the nearest anchor with
 the same state, if the anchor is at most one window away and no different state lies strictly between the two times. Of
-two equally near anchors, it joins the earlier. Different states with equal times never separate emissions; rank only
-orders them. An emission that joins no anchor becomes an anchor. Anchors never move. So, in any order of arrival:
+two equally near anchors, it joins the earlier. A different state with exactly the time of the emission or of the anchor
+does not separate them; rank only orders states with equal times. An emission that joins no anchor becomes an anchor.
+Anchors never move. So, in any order of arrival:
 
-- emissions of one state within one window, with no other state among them and no other such cluster near, are one
-  event;
+- emissions of one state within one window are one event, if no other state lies among them and no other group of
+  emissions of this state is near;
 - emissions further than the window from every anchor are never merged.
 
 A→B→A within one window stays three events, unless both A's arrive before B. Then the A's are already joined and B

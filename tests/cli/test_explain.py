@@ -41,9 +41,8 @@ class TestDecisions:
         told = oncegate("explain", "evt-1")
         start, _, end = first_line(told).partition(" ago ")
         assert start.startswith("Run: evt-1 was processed ")
-        assert end.startswith(
-            "at its first attempt. Another delivery has the same key, so it is a duplicate and is not run, until 2"
-        )
+        assert end.startswith("at its first attempt. Until 2")
+        assert end.endswith("Z, every further delivery with this key is a duplicate and is not run.")
         assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
         assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
         assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
@@ -54,7 +53,8 @@ class TestDecisions:
         outcome = gate.run({"id": "evt-1"}, sink)
         said = " ".join(first_line(oncegate("explain", "evt-1")).split())
         assert said.startswith("Run: evt-1 was published to sqs://q?region=eu-central-1 at 2")
-        assert ". No consumer with this store and namespace has claimed the published event yet. Another" in said
+        assert ". No consumer with this store and namespace has claimed the published event yet. Until 2" in said
+        assert ", every further delivery to the publisher is a duplicate and is not published again." in said
         assert "No consumer with this store and namespace" in oncegate("keys", "show", str(outcome.key))[1]
         gate.run(sink.sent[0], fail)
         assert (
@@ -402,7 +402,7 @@ class TestFiles:
         (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
         assert "Run under another key because of on_conflict: it has the key of evt-1" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
-        assert "Another delivery has the same key, so it is a duplicate" in oncegate(*given)[1]
+        assert "every further delivery with this key is a duplicate and is not run" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
         assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')

@@ -100,7 +100,7 @@ def show(key: bytes, settings: Settings, output: str) -> None:
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Run the events now, with this handler.")
 @store_options
 def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings: Settings) -> None:
-    """Make dead letters run again, with all their attempts.
+    """Make dead letters run again. Their attempts are counted from zero.
 
     A running `oncegate serve` with the same store starts them within a second. With --handler this command runs them
     itself: up to max_attempts times each, without a pause, and together with all other waiting events of the same

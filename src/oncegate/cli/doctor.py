@@ -32,9 +32,15 @@ Findings = list[tuple[str, Finding]]
 @click.command(short_help="Check a deployment for known problems.")
 @click.option("--name", metavar="NAME", help="The name of a deployment that `oncegate infra up` created.")
 @click.option("--queue", metavar="NAME|URL|ARN", help="An SQS queue.")
-@click.option("--function", metavar="NAME|ARN", help="A Lambda function. The queue that it reads is found.")
 @click.option(
-    "--rule", metavar="NAME", help="An EventBridge rule. Rules that send to the queue or the function are found."
+    "--function",
+    metavar="NAME|ARN",
+    help="A Lambda function. The queue that it reads is looked up automatically.",
+)
+@click.option(
+    "--rule",
+    metavar="NAME",
+    help="An EventBridge rule. Rules that send to the queue or the function are looked up automatically.",
 )
 @click.option("--bus", default="default", show_default=True, metavar="NAME", help="The event bus of the rule.")
 @click.option("--table", metavar="NAME", help="A DynamoDB table.  [default: the table of the store]")
@@ -52,7 +58,7 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
     Exit codes:
       0   no errors and no warnings
       10  errors: events are lost or doubled
-      11  warnings: the same after another failure
+      11  warnings: events are lost or doubled if something else also fails
     """
     facts = _with_deployment(_facts_of_settings(settings, parts), settings, parts, region, endpoint)
     found = check(facts)

@@ -20,7 +20,7 @@ MEANINGS: Final = {
     STORE: "the store cannot be used",
     NOT_FOUND: "no such key, event or dead letter",
     QUEUE: "the queue cannot be used",
-    NOT_ONCE: "verify: not exactly once",
+    NOT_ONCE: "verify: events did not take effect exactly once",
     ERRORS_FOUND: "doctor: errors found",
     WARNINGS_FOUND: "doctor: warnings found",
     INTERRUPTED: "interrupted",

@@ -105,8 +105,7 @@ def event_name(record: Record) -> str:
 
 def _completed(record: Record, now: int) -> str:
     done = f"{spoken(now - (record.completed_at or now))} ago"
-    until = f", until {readable_time(record.expires_at)}" if record.expires_at is not None else ""
-    next_delivery = f"Another delivery has the same key, so it is a duplicate and is not run{until}."
+    next_delivery = f"{_further_deliveries(record)} with this key is a duplicate and is not run."
     if record.completed_at == record.first_seen:
         how = "by mark_first, by seen, or as another emission of a processed state change"
         return f"Marked as done: {event_name(record)} was recorded {done} in one write, {how}. {next_delivery}"
@@ -114,12 +113,18 @@ def _completed(record: Record, now: int) -> str:
 
 
 def _published(record: Record, consumer: Record | None, now: int) -> str:
-    until = f", until {readable_time(record.expires_at)}" if record.expires_at is not None else ""
     when = readable_time(record.completed_at)
     return (
         f"Run: {event_name(record)} was published to {record.handed_to} at {when}. {_consumed(consumer, now)}"
-        f" Another delivery to the publisher is a duplicate and is not published again{until}."
+        f" {_further_deliveries(record)} to the publisher is a duplicate and is not published again."
     )
+
+
+def _further_deliveries(record: Record) -> str:
+    """The start of a sentence about later deliveries, with the time until which the record is remembered."""
+    if record.expires_at is None:
+        return "Every further delivery"
+    return f"Until {readable_time(record.expires_at)}, every further delivery"
 
 
 def _consumed(record: Record | None, now: int) -> str:

@@ -31,7 +31,7 @@ _TO_ADD: Final = {
 def infra() -> None:
     """Create, show or delete the AWS parts of a deployment, or print them as a template.
 
-    Credentials are found in the same places as by the AWS CLI.
+    Credentials are read from the same places as the AWS CLI reads them.
     """
 
 
@@ -151,7 +151,10 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
 @_with_options(_NAME_OPTION, *_PART_OPTIONS)
 @click.option("--policy", is_flag=True, help="Print the IAM policy that a consumer needs.")
 def template(policy: bool, **given: Any) -> None:
-    """Print the parts as a CloudFormation template. No request is sent to AWS, but the extra aws is required."""
+    """Print the parts as a CloudFormation template.
+
+    No request is sent to AWS, but Oncegate must be installed with the pip extra `aws`.
+    """
     wanted = _wanted(given)
     _actions().template(wanted, policy=policy)
     if not policy:

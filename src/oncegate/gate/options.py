@@ -125,7 +125,8 @@ OPTIONS: Final[dict[str, Option]] = {
         "duration",
         "50ms",
         "Circuit breaker for stores over a network. It opens after five failures in a row, or five calls in a"
-        " row that take longer than this and longer than ten times the median.",
+        " row that take longer than this and longer than ten times the median of the last"
+        " answers.",
         optional=True,
     ),
     "max_attempts": Option(
@@ -143,12 +144,12 @@ OPTIONS: Final[dict[str, Option]] = {
     "max_in_hand": Option(
         "count",
         1_000,
-        "The in-flight limit of `arun`: how many events it processes at a time.",
+        "The in-flight limit: how many events are processed at a time (`Gate.arun`).",
     ),
     "threads": Option(
         "count",
         32,
-        "How many synchronous handlers `arun` runs at a time.",
+        "How many synchronous handlers run at a time (`Gate.arun`).",
     ),
     "max_age": Option(
         "duration",
@@ -171,8 +172,8 @@ OPTIONS: Final[dict[str, Option]] = {
     "on_store_error": Option(
         "choice",
         "refuse",
-        "What to do with events when the store is unavailable. `unguarded` needs `unguarded_types`, and also"
-        " starts the process when a store over a network is unavailable.",
+        "What to do with events when the store is unavailable. `unguarded` needs `unguarded_types`. With"
+        " `unguarded`, the process also starts if a store over a network is unavailable.",
         choices=get_args(OnStoreError),
     ),
     "unguarded_types": Option(
@@ -195,7 +196,7 @@ OPTIONS: Final[dict[str, Option]] = {
     "on_stale": Option(
         "choice",
         "pass",
-        "What to do with a state change when a newer state of its entity is known; `skip` does not run it.",
+        "What to do with a state change when a newer state of its entity is known: `pass` runs it, `skip` does not.",
         choices=get_args(OnStale),
     ),
 }

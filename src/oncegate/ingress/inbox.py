@@ -51,8 +51,8 @@ class InboxWorker:
     are taken again in turns of their own and run one at a time, while no other handler of this process runs. A turn
     lasts about a second, or as long as one handler takes; then other events run for at least as long. If the running
     handlers do not end within `GateConfig.alone_within`, other events continue for ten times that long, and the next
-    turn waits twice as long, up to `GateConfig.alone_bound`. So suspects delay other events for at most a tenth of the
-    time.
+    turn waits twice as long, up to `GateConfig.alone_bound`. So these waits in vain delay other events for at most a
+    tenth of the time.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def invocation_of(event: Any, read: Read, *, kafka_reports: bool = False) -> Inv
 
 def unknown_source(event: Any) -> str | None:
     """The AWS service that sent this invocation, if no carrier can read it; else None, as for an event of the user.
-    Read as a plain event, such an invocation would be acknowledged whatever it contains."""
+    If such an invocation were read as one plain event, it would be acknowledged whatever it contains."""
     if isinstance(event, list):
         return next((source for record in event if (source := _unread_source(record)) is not None), None)
     if not isinstance(event, dict) or "detail-type" in event:

@@ -80,8 +80,8 @@ LOG: Final = Setting(
     kind="choice",
     default="off",
     choices=("off", "json"),
-    meaning="`json` writes one line of JSON to stdout for each event; `off` writes none. When unset, `serve` and"
-    " `work` log.",
+    meaning="`json` writes one line of JSON to stdout for each event; `off` writes none. If this setting is not"
+    " given, the commands `serve` and `work` still write a log line for each event.",
 )
 
 
@@ -133,8 +133,8 @@ SERVE: Final = (
         "handler",
         "function",
         None,
-        "The function to call with each new event, `module:function`; `log` only logs the event. Without a handler,"
-        " events are stored for `oncegate work inbox`.",
+        "The function to call with each new event, as `module:function`. The name `log` selects a handler that only"
+        " logs the event. Without a handler, events are stored for `oncegate work inbox`.",
     ),
     *_sinks("serve"),
     _of_table(
@@ -170,7 +170,11 @@ SERVE: Final = (
         "serve", "secret_file", "names", (), "The files that hold the secret of the signature, one secret in each file."
     ),
     _of_table(
-        "serve", "signature_options", "names", (), "Options of the signature scheme, each written `header=x-signature`."
+        "serve",
+        "signature_options",
+        "names",
+        (),
+        "Options of the signature scheme, each in the form `NAME=VALUE`, such as `header=x-signature`.",
     ),
     _of_table(
         "serve", "max_rate", "count", None, "How many events per second each route accepts; more are answered with 429."
@@ -315,7 +319,8 @@ WORK: Final = (
         "handler",
         "function",
         None,
-        "The function to call with each new event, `module:function`; it may be async. `log` only logs the event.",
+        "The function to call with each new event, as `module:function`; the function may be async. The name `log`"
+        " selects a handler that only logs the event.",
     ),
     *_sinks("work"),
     _of_table("work", "batch", "count", 10, "How many messages to request at a time, 1 to 10."),
@@ -350,7 +355,7 @@ READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
     for name, meaning in (
         ("topic", "The topic of Genesys events that arrive as a bare `eventBody`."),
-        ("source", "The source name of plain events, instead of `plain`."),
+        ("source", 'The source name of plain events, instead of the name "plain".'),
         ("id", "The paths to the id of a plain event."),
         ("type", "The paths to the type of a plain event."),
         ("entity", "The paths to the entity of a plain event: a conversation, a case."),
