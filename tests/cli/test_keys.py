@@ -18,7 +18,7 @@ class TestKeys:
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         code, out, err = oncegate("keys", "show", str(outcome.key))
         assert (code, err) == (exit_codes.OK, "")
-        assert re.match(r"Processed \d+ (ms|s) ago\. Another delivery is a duplicate, until 20", out)
+        assert re.match(r"Processed \d+ (ms|s) ago\. Until 20[^,]+, every further delivery is a duplicate\.", out)
         facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
         assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
         assert json.loads(facts["result"]) == {"case": 7}

@@ -12,7 +12,7 @@ from oncegate.carriers import delivery
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record
 from oncegate.cli.options import namespace_of
 from oncegate.cli.output import readable_time
-from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, stage_records
+from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, stage_records
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
@@ -105,7 +105,7 @@ def event_name(record: Record) -> str:
 
 def _completed(record: Record, now: int) -> str:
     done = f"{spoken(now - (record.completed_at or now))} ago"
-    next_delivery = f"{_further_deliveries(record)} with this key is a duplicate and is not run."
+    next_delivery = f"{further_deliveries(record)} with this key is a duplicate and is not run."
     if record.completed_at == record.first_seen:
         how = "by mark_first, by seen, or as another emission of a processed state change"
         return f"Marked as done: {event_name(record)} was recorded {done} in one write, {how}. {next_delivery}"
@@ -116,15 +116,8 @@ def _published(record: Record, consumer: Record | None, now: int) -> str:
     when = readable_time(record.completed_at)
     return (
         f"Run: {event_name(record)} was published to {record.handed_to} at {when}. {_consumed(consumer, now)}"
-        f" {_further_deliveries(record)} to the publisher is a duplicate and is not published again."
+        f" {further_deliveries(record)} to the publisher is a duplicate and is not published again."
     )
-
-
-def _further_deliveries(record: Record) -> str:
-    """The start of a sentence about later deliveries, with the time until which the record is remembered."""
-    if record.expires_at is None:
-        return "Every further delivery"
-    return f"Until {readable_time(record.expires_at)}, every further delivery"
 
 
 def _consumed(record: Record | None, now: int) -> str:

@@ -24,13 +24,11 @@ RUNNERS: Final = "the service or an inbox worker"
 def sentence(record: Record) -> str:
     """The state of a record, and what happens to the next delivery of its event."""
     now = wall()
-    expires = readable_time(record.expires_at)
-    until = "as long as the record exists" if expires is None else f"until {expires}"
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
         if record.handed_to is not None:
-            return f"Published to {record.handed_to} {done} ago. Another delivery there is a duplicate, {until}."
-        return f"Processed {done} ago. Another delivery is a duplicate, {until}."
+            return f"Published to {record.handed_to} {done} ago. {further_deliveries(record)} there is a duplicate."
+        return f"Processed {done} ago. {further_deliveries(record)} is a duplicate."
     if record.state == DEAD:
         attempts = times(record.attempts, "attempt")
         return f"Dead letter after {attempts}. It does not run again until it is redriven or dropped."
@@ -46,6 +44,13 @@ def sentence(record: Record) -> str:
         since = spoken(now - record.unavailable_since)
         return f"Released: what the handler calls has been unavailable for {since}. The next delivery runs the event."
     return f"Released after {times(record.attempts, 'attempt')}. The next delivery runs the event again."
+
+
+def further_deliveries(record: Record) -> str:
+    """The start of a sentence about later deliveries, with the time until which the record is remembered."""
+    if record.expires_at is None:
+        return "Every further delivery"
+    return f"Until {readable_time(record.expires_at)}, every further delivery"
 
 
 def fields(entry: Entry, spell: Callable[[int | None], str | None] = rfc3339) -> dict[str, Any]:
