@@ -136,7 +136,8 @@ class InboxAdmission:
 
 class InlineAdmission:
     """Runs the handler while the sender waits. Runs redriven events in the background. If an event of a request is
-    already in flight, the request waits up to 5 s until that event completes; then it is answered with 503."""
+    already in flight, the request waits up to 5 s for this event to complete. If the event has not completed by the end
+    of the 5 s, the request is answered with 503."""
 
     left_running = 0  # `Service.close` waits for these handlers and records whether they have ended
 
@@ -193,7 +194,8 @@ async def _completes_within(seconds: float, awaited: Awaitable[object]) -> bool:
 
 
 async def _store_invalid(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
-    """Store the invalid events as dead letters, before the sender is answered. Returns the outcomes, updated."""
+    """Store the invalid events as dead letters, before the sender is answered. Returns all outcomes. The outcome of an
+    invalid event is replaced by the outcome of storing the event."""
     if not any(outcome.status == "invalid" for outcome in outcomes):
         return outcomes
     return await asyncio.get_running_loop().run_in_executor(threads, keep_refused, outcomes, gate.keep)

@@ -23,7 +23,7 @@ from oncegate.stores.base import CanProbe, Store
 _log = logging.getLogger("oncegate.service")
 
 _PROBE_TIMEOUT = 1.0  # seconds
-_STORE_PROBE_TIMEOUT = 800_000  # microseconds; shorter than _PROBE_TIMEOUT, so that the error is the store's
+_STORE_PROBE_TIMEOUT = 800_000  # microseconds; less than _PROBE_TIMEOUT, so that the store can report the error
 _WATCH_INTERVAL = 30.0  # seconds
 _ABSENT = [Address("oncegate.service", b"ready")]
 

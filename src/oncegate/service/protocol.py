@@ -38,9 +38,9 @@ _TOO_MANY_HEADERS: Final = f"more than {_MAX_HEADERS} headers, or more than {_MA
 
 
 class Bounds(Struct, frozen=True):
-    """The limits of the protocol. `body` is the maximum number of bytes of a body. A request must arrive completely
-    `within` this number of seconds. `connections` is the maximum number of open connections. `arriving` is the maximum
-    number of bytes of all unfinished requests together."""
+    """The limits of the protocol. `body` is the maximum number of bytes of a body. `within` is the number of
+    seconds in which a complete request must arrive. `connections` is the maximum number of open connections. `arriving`
+    is the maximum number of bytes of all unfinished requests together."""
 
     body: int
     within: float
@@ -72,9 +72,9 @@ class DirectApp(Protocol):
 
 
 class ResponseWriter:
-    """Collects responses and writes them together in the next iteration of the event loop. If each response was written
-    at once, its client would wake up while the service still computes the other responses. A client on the same machine
-    would then compete with the service for the CPU."""
+    """Collects responses and writes them together in the next iteration of the event loop. If each response were
+    written at once, its client would wake up while the service still computes the other responses. A client on the same
+    machine would then compete with the service for the CPU."""
 
     def __init__(self) -> None:
         self._ready: list[Callable[[], None]] = []
@@ -319,8 +319,8 @@ class BoundedProtocol(DirectProtocol):
         return b"%s %s HTTP/%s\r\n%s\r\n" % (*start, b"".join(lines))
 
     def _check_unfinished_size(self) -> None:
-        """Reject an unfinished request that is too large. The parser buffers a header or a trailer until the header is
-        complete, so without this check the buffer would have no limit."""
+        """Reject an unfinished request that is too large. The parser buffers a header, or a trailer, until all of it
+        has arrived, so without this check the buffer would have no limit."""
         if not self._has_head and self._head_bytes > _MAX_HEAD_BYTES:
             self._reject(431, _TOO_MANY_HEADERS)
         elif self._request_bytes > self.bounds.bytes:

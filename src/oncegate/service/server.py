@@ -220,7 +220,7 @@ class TlsListener:
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=within,
-                ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT,  # many clients never send close_notify
+                ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT,  # many clients never send the close_notify to wait for
             )
         except ssl.SSLError as error:
             self._warn_failed("a TLS handshake with %s failed: %s", address, error.reason)

@@ -1,7 +1,7 @@
 """Connect to receivers of forwarded events: always verified TLS 1.2 or newer, optional pins, and address checks.
 
 The host name of a receiver is resolved once for each connection. The resulting addresses are checked, and the
-connection is made to one of these addresses. If the name was resolved a second time after the check, it could resolve
+connection is made to one of these addresses. If the name were resolved a second time after the check, it could resolve
 to another address, inside the private network.
 """
 

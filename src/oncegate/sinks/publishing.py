@@ -141,7 +141,7 @@ def publisher(url: str) -> "Publisher":
 
 def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     """The exception to raise after an error of AWS: Bury if AWS rejects the event itself, RetryLater for any other
-    error. A retry also follows an error that a person has to fix first."""
+    error. An error that a person has to fix first is retried too."""
     if isinstance(error, ClientError):
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
