@@ -1,7 +1,7 @@
 """An observer that creates an OpenTelemetry span for each outcome.
 
-It needs the extra `otel`. Configure the export of spans as for any other program, in code or with
-`opentelemetry-instrument`. Like every observer, it cannot delay or fail an event.
+This module needs the extra `otel`. Configure the export of spans as for any other program, in code or with
+`opentelemetry-instrument`. Like every observer, this observer cannot delay or fail an event.
 """
 
 import threading
@@ -22,7 +22,7 @@ from oncegate.gate.observers import Notice, fields_of, outcome_of
 from oncegate.gate.outcome import STATUSES
 
 NAME: Final = "oncegate.event"
-_MOST_OPEN: Final = 10_000
+_MAX_GRANTS: Final = 10_000
 _NANOSECONDS: Final = 1_000  # per microsecond
 _NO_EXPORT: Final = (
     "so spans would not be exported; start the service with opentelemetry-instrument oncegate … (pip install"
@@ -31,10 +31,12 @@ _NO_EXPORT: Final = (
 
 
 class Tracing:
-    """One span for each outcome. It starts when the claim was granted; if the handler did not run, its length is zero.
+    """Creates one span for each outcome. The span starts at the time at which the claim was granted. If the handler did
+    not run, the length of the span is zero.
 
-    The attributes are the fields of a log line with the prefix `oncegate.`; of the payload they hold only what
-    identifies the event. The status is an error for failed, buried, conflicting and invalid events."""
+    The attributes are the fields of a log line, with the prefix `oncegate.`. They contain no other part of the payload
+    than the fields that identify the event. The status of the span is an error for failed, buried, conflicting and
+    invalid events."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("oncegate", tracer_provider=provider)
@@ -49,7 +51,7 @@ class Tracing:
             reason = fields.pop("reason")
             span = self._tracer.start_span(
                 NAME,
-                context=Context(),  # not the current span of this thread, which is unrelated
+                context=Context(),  # no parent: the current span of this thread is unrelated
                 kind=SpanKind.CONSUMER,
                 attributes={f"oncegate.{name}": value for name, value in fields.items() if value is not None},
                 start_time=self._start(notice) * _NANOSECONDS,
@@ -59,31 +61,33 @@ class Tracing:
             span.end(notice.at * _NANOSECONDS)
 
     def _note_grant(self, notice: Notice) -> None:
-        """Remember when a claim was granted. A released claim has no outcome, so the oldest entries are dropped."""
+        """Remember when a claim was granted. A released claim has no outcome that would remove its entry, so the oldest
+        entry is dropped when there are too many."""
         with self._lock:
-            self._granted[_claim(notice)] = notice.at
-            if len(self._granted) > _MOST_OPEN:
+            self._granted[_claim_id(notice)] = notice.at
+            if len(self._granted) > _MAX_GRANTS:
                 self._granted.popitem(last=False)
 
     def _start(self, notice: Notice) -> int:
         with self._lock:
-            return min(self._granted.pop(_claim(notice), notice.at), notice.at)
+            return min(self._granted.pop(_claim_id(notice), notice.at), notice.at)
 
 
 def tracing() -> Tracing:
-    """The observer of this process. Raises SettingError if the process has no OpenTelemetry SDK configured."""
+    """Return an observer for this process. Raises SettingError if no OpenTelemetry SDK is configured in this
+    process."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         raise SettingError(f"no OpenTelemetry SDK is configured in this process, {_NO_EXPORT}")
     return Tracing()
 
 
 def check_installed(where: str) -> None:
-    """Raise SettingError if no OpenTelemetry SDK is installed. `where` is the place of the setting."""
+    """Raise SettingError if no OpenTelemetry SDK is installed. `where` is the place of the setting, for the message."""
     if find_spec("opentelemetry.sdk") is None:
         raise SettingError(f"{where}: no OpenTelemetry SDK is installed, {_NO_EXPORT}")
 
 
-def _claim(notice: Notice) -> tuple[Any, ...]:
+def _claim_id(notice: Notice) -> tuple[Any, ...]:
     event = notice.event
     key = None if event is None or event.key is None else event.key.digest
     return notice.namespace, key, 0 if event is None else event.fence

@@ -1,1 +1,1 @@
-"""The service: events by HTTP."""
+"""The service receives events over HTTP."""

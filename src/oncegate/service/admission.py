@@ -1,4 +1,4 @@
-"""Admission: store events in the inbox, or run their handler while the sender waits; and the in-flight limit."""
+"""Admit events: store them in the inbox, or run their handler while the sender waits. Also the in-flight limit."""
 
 import asyncio
 import logging
@@ -23,8 +23,8 @@ from oncegate.ingress.http_answers import keep_refused
 
 _log = logging.getLogger("oncegate.service")
 
-_POLL_INTERVAL = 1.0  # seconds between two looks for redriven events
-_DUPLICATE_WAIT = 5.0  # seconds that a request waits for a duplicate that is in flight
+_POLL_INTERVAL = 1.0  # seconds between two polls for redriven events
+_DUPLICATE_WAIT = 5.0  # seconds that a request waits for another delivery of its event that is in flight
 
 
 # ── the in-flight limit ───────────────────────────────────────────────────────────────────────────────────
@@ -37,17 +37,17 @@ class InFlightLimitReached(Exception):
 class InFlightBudget(Struct):
     """Counts the requests in flight and the bytes of their bodies, for all routes together.
 
-    A request that is still arriving does not count: unfinished requests would take the space of finished ones. The
-    protocol has a separate limit for them.
+    A request that is still arriving is not counted: otherwise unfinished requests could use up the limit, and complete
+    requests would be rejected. `protocol.py` has a separate limit for unfinished requests.
     """
 
-    most: int = 1_000
-    most_bytes: int = 64 * 1024 * 1024
+    max_requests: int = 1_000
+    max_bytes: int = 64 * 1024 * 1024
     requests: int = 0
     bytes: int = 0
 
     def acquire(self) -> None:
-        if self.requests >= self.most:
+        if self.requests >= self.max_requests:
             raise InFlightLimitReached
         self.requests += 1
 
@@ -55,7 +55,7 @@ class InFlightBudget(Struct):
         self.requests -= 1
 
     def acquire_bytes(self, size: int) -> None:
-        if self.bytes + size > self.most_bytes:
+        if self.bytes + size > self.max_bytes:
             raise InFlightLimitReached
         self.bytes += size
 
@@ -67,7 +67,7 @@ class InFlightBudget(Struct):
 
 
 class Admission(Protocol):
-    """How a route admits events."""
+    """The interface through which a route admits events."""
 
     async def admit(self, events: Sequence[Event]) -> list[Outcome]:
         """Admit the events of one request. Returns one outcome per event, in order."""
@@ -77,11 +77,11 @@ class Admission(Protocol):
 
     @property
     def left_running(self) -> int:
-        """How many synchronous handlers still ran when the drain timeout ended."""
+        """How many synchronous handlers were still running when the drain timeout ended."""
 
     @property
     def hung(self) -> int:
-        """How many synchronous handlers have exceeded their timeout; see `Gate.hung`."""
+        """How many synchronous handlers have exceeded their timeout and still run; see `Gate.hung`."""
 
     @property
     def threads_left(self) -> int:
@@ -89,8 +89,8 @@ class Admission(Protocol):
 
 
 class InboxAdmission:
-    """Stores events in the inbox and runs them in the background, redriven events included. Without a handler it only
-    stores events; `oncegate work inbox` runs them."""
+    """Stores events in the inbox. With a handler, also runs them in the background, including redriven events. Without
+    a handler, `oncegate work inbox` runs the stored events in another process."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class InboxAdmission:
         self._worker = gate.inbox(_never if handler is None else handler, at_work=max_running, drain=drain)
 
     async def admit(self, events: Sequence[Event]) -> list[Outcome]:
-        return await _with_invalid_stored(await self._worker.admit(events), self._gate, self._threads)
+        return await _store_invalid(await self._worker.admit(events), self._gate, self._threads)
 
     async def run_until(self, stop: asyncio.Event) -> None:
         if not self._has_handler:
@@ -135,10 +135,11 @@ class InboxAdmission:
 
 
 class InlineAdmission:
-    """Runs the handler while the sender waits, and redriven events in the background. A request with a duplicate of an
-    event in flight waits up to 5 s for that event before it is answered with 503."""
+    """Runs the handler while the sender waits. Runs redriven events in the background. If an event of a request is
+    already in flight, the request waits up to 5 s for this event to complete. If the event has not completed by the end
+    of the 5 s, the request is answered with 503."""
 
-    left_running = 0  # `Service.close` waits for handlers that still run, and then counts them
+    left_running = 0  # `Service.close` waits for these handlers and records whether they have ended
 
     def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor) -> None:
         self._gate = gate
@@ -154,13 +155,13 @@ class InlineAdmission:
         return self._gate.threads_left
 
     async def admit(self, events: Sequence[Event]) -> list[Outcome]:
-        """Run the events one after the other, in order. Their writes share batches with those of other requests."""
+        """Run the events one by one, in order. Their store writes share batches with the writes of other requests."""
         until = time.monotonic() + _DUPLICATE_WAIT
         outcomes = []
         for event in events:
             wait = timedelta(seconds=max(0.0, until - time.monotonic()))
             outcomes.append(await self._gate.arun(event, self._handler, wait=wait))
-        return await _with_invalid_stored(outcomes, self._gate, self._threads)
+        return await _store_invalid(outcomes, self._gate, self._threads)
 
     async def run_until(self, stop: asyncio.Event) -> None:
         while not await _completes_within(_POLL_INTERVAL, stop.wait()):
@@ -171,7 +172,7 @@ class InlineAdmission:
             self._gate.run_waiting(as_sync(self._handler))
         except StoreError as error:
             _log.warning("cannot take redriven events from the store: %s", error)
-        except BaseException as error:  # noqa: BLE001  # one event must not stop the polling for the others
+        except BaseException as error:  # noqa: BLE001  # a failed event must not stop the polling for other events
             _log.error("a redriven event could not be run: %s\n%s", type(error).__name__, trace(error))
 
 
@@ -192,15 +193,16 @@ async def _completes_within(seconds: float, awaited: Awaitable[object]) -> bool:
     return True
 
 
-async def _with_invalid_stored(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
-    """The outcomes, after invalid events were stored as dead letters. They are stored before the sender is answered."""
+async def _store_invalid(outcomes: list[Outcome], gate: Gate, threads: Executor) -> list[Outcome]:
+    """Store the invalid events as dead letters, before the sender is answered. Returns all outcomes. The outcome of an
+    invalid event is replaced by the outcome of storing the event."""
     if not any(outcome.status == "invalid" for outcome in outcomes):
         return outcomes
     return await asyncio.get_running_loop().run_in_executor(threads, keep_refused, outcomes, gate.keep)
 
 
 def as_sync(handler: AsyncHandler | Handler) -> Handler:
-    """The handler as a synchronous function, for a thread without an event loop."""
+    """Return the handler as a synchronous function, for a thread that has no event loop."""
     if not is_async(handler):
         return handler
     return lambda event: asyncio.run(_await(handler, event))

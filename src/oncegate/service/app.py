@@ -27,11 +27,12 @@ _JSON = [(b"content-type", b"application/json")]
 
 
 class ClientDisconnected(Exception):
-    """The client disconnected before the body was complete. There is no event, and no response is sent."""
+    """The client disconnected before the body was complete. No event is read, and no response is sent."""
 
 
 class App:
-    """Dispatches requests by path: events to their route; health, readiness, metrics and the OpenAPI document."""
+    """Dispatches requests by path. Passes events to their route. Serves health, readiness, metrics and the OpenAPI
+    document itself."""
 
     def __init__(
         self,
@@ -47,10 +48,11 @@ class App:
         metrics_apart: bool = False,
         blocked: Callable[[], str | None] | None = None,
     ) -> None:
-        """`update_metrics` runs before each scrape; `on_start` before the first request. `metrics_apart`: /metrics is
-        served at another address only. `blocked` returns why events no longer run, or None."""
+        """`update_metrics` is called before each scrape, and `on_start` before the first request. With `metrics_apart`,
+        /metrics is served only at a separate address. `blocked` returns the reason why events can no longer run, or
+        None if they can run."""
         self._routes = routes
-        # A 404 does not list the names of the routes: only their senders should know them.
+        # A 404 response does not list the names of the routes: only the senders of a route should know its name.
         self._served = " or ".join(
             dict.fromkeys("/events" if path == "/events" else "/events/ROUTE" for path in routes)
         )
@@ -75,10 +77,10 @@ class App:
             try:
                 await _send(send, await self.respond(scope, receive))
             except (ClientDisconnected, asyncio.CancelledError):
-                """A second Ctrl-C cancels open requests; their handlers still finish in their threads."""
+                """A second Ctrl-C cancels open requests. Handlers that run in threads still finish."""
 
     def respond(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, HttpAnswer]:
-        """The response to a request. `body` is the complete body, or ASGI's function to receive it."""
+        """Return the response to a request. `body` is the complete body, or the ASGI function that receives it."""
         route = self._routes.get(scope["path"])
         return self._get(scope) if route is None else self._post(route, scope, body)
 
@@ -99,7 +101,7 @@ class App:
         return answer
 
     def _check_head(self, scope: Scope) -> HttpAnswer | None:
-        """The error response to a request that is rejected without its body; None if the body must be read."""
+        """The error response if the head alone is enough to reject the request; None if the body must be read."""
         if scope["method"] != "POST":
             return problem(405, "send events with POST", headers=[(b"allow", b"POST")])
         headers = dict(scope["headers"])
@@ -112,8 +114,8 @@ class App:
         return None
 
     async def _admit(self, route: Route, scope: Scope, body: bytes) -> HttpAnswer:
-        """The route checks the signature before its first await, so the body of an unsigned request never stays in the
-        budget."""
+        """Pass the request to its route, and count its body in the budget meanwhile. The route checks the signature
+        before its first await, so the body of a request without a valid signature leaves the budget at once."""
         budget = self._budget
         budget.acquire_bytes(len(body))
         try:
@@ -124,7 +126,7 @@ class App:
     # ── everything else ───────────────────────────────────────────────────────────────────────────────────
 
     async def metrics_only(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """The ASGI application at the separate address of the metrics."""
+        """The ASGI application that serves /metrics at its separate address."""
         answer = problem(404, "not found; this address serves only /metrics")
         if scope["path"] == "/metrics":
             answer = await self._read(App._metrics_answer, scope)
@@ -170,7 +172,7 @@ class App:
     # ── start and stop ────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:
-        """Accept no more requests and take no more events from the store. May be called from a signal handler."""
+        """Accept no more requests, and take no more events from the store. A signal handler may call this method."""
         self.draining = True
         if self._stop is not None:
             self._stop()
@@ -191,8 +193,8 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run_route(self, route: Route, stop: asyncio.Event) -> None:
-        """Run a route's events until `stop` is set. If that ends early, /healthz fails: otherwise events would be
-        stored and never run, and nobody would notice."""
+        """Run the events of a route until `stop` is set. If an error ends the run earlier, /healthz fails from then on.
+        Otherwise events would be stored and never run, and nobody would notice."""
         try:
             await route.admission.run_until(stop)
         except Exception:  # noqa: BLE001  # reported in the log and by /healthz
@@ -210,8 +212,8 @@ _RESOURCES: Mapping[str, Callable[[App], Awaitable[HttpAnswer]]] = {
 
 
 async def _receive_body(receive: Receive) -> bytes:
-    """The body of a request that arrives in parts. Until it is complete its signature cannot be checked, and it counts
-    against the protocol's limit for unfinished requests."""
+    """Receive the body of a request that arrives in parts. The signature can be checked only when the body is complete.
+    Until then the request counts against the limit of unfinished requests in `protocol.py`."""
     body = bytearray()
     more = True
     while more:

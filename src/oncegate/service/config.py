@@ -28,8 +28,8 @@ _SIGNS_IDS = "standard-webhooks"
 
 
 def routes_of(settings: Settings) -> dict[str, Settings]:
-    """The settings of every route, by path. `/events` is served if `serve.signature` is set, or if there is no other
-    route."""
+    """The settings of every route, by path. The path `/events` is included if `serve.signature` is set, or if there is
+    no other route."""
     routes = {f"/events/{name}": route for name, route in settings.routes.items()}
     if not routes or settings.chosen("serve.signature") is not None:
         routes["/events"] = settings
@@ -42,29 +42,28 @@ def name_of(path: str) -> str:
 
 
 def is_open(route: Settings) -> bool:
-    """Whether `serve.signature` is not set at all, not even to `none`."""
+    """Whether `serve.signature` is not set. The value `none` counts as set."""
     return route["serve.signature"] is None
 
 
 def has_handler(route: Settings) -> bool:
-    """Whether the route runs, forwards or publishes its events."""
+    """Whether the route has a handler, or forwards or publishes its events."""
     return any(route[f"serve.{option}"] is not None for option in HANDLER_OPTIONS)
 
 
 def is_described(settings: Settings) -> bool:
     """Whether the settings configure a service."""
-    return bool(settings.routes) or any(settings.chosen(each.path) is not None for each in TABLES["serve"])
+    return bool(settings.routes) or any(settings.chosen(setting.path) is not None for setting in TABLES["serve"])
 
 
 def check_mode(settings: Settings) -> None:
-    """As `check_service`, but only if the settings configure a service."""
+    """Call `check_service` if the settings configure a service."""
     if is_described(settings):
         check_service(settings)
 
 
 def check_service(settings: Settings) -> None:
-    """Raise SettingError if the service could neither run nor store the events that it accepts. Does not open the
-    store."""
+    """Raise SettingError if a route of the service could neither run nor store its events. Does not open the store."""
     mode, routes = settings["serve.mode"], routes_of(settings)
     if mode == "inline":
         for path, route in routes.items():
@@ -94,7 +93,7 @@ _NO_INBOX = (
 
 
 def inbox_error(settings: Settings, error: SettingError) -> SettingError:
-    """The reason why serve.mode=inbox is not possible, with the alternative."""
+    """An error that says why serve.mode=inbox is not possible, and names the alternative."""
     return SettingError(f"{settings.where('serve.mode')}=inbox: {error}; or choose serve.mode=inline")
 
 
@@ -142,8 +141,8 @@ def _signature_options(route: Settings) -> Mapping[str, str]:
 
 
 def check_keys(settings: Settings) -> None:
-    """Raise SettingError if a route has the key `webhook_id` and its signature does not cover that header. Anyone could
-    then change the header and have an event run again."""
+    """Raise SettingError if a route has the key `webhook_id`, but its signature does not cover the header `webhook-id`.
+    Anyone could then replay an event with another id in the header, and the event would run again."""
     for route in routes_of(settings).values():
         signature = route["serve.signature"]
         if signature != _SIGNS_IDS and uses_webhook_id(route["key"]):
@@ -154,7 +153,7 @@ def check_keys(settings: Settings) -> None:
 
 
 def metrics_verifier(settings: Settings) -> Verifier | None:
-    """The verifier of the bearer token for /metrics; None if no token is set and metrics are public."""
+    """The verifier of the bearer token for /metrics; None if no token is set, which makes the metrics public."""
     tokens = secrets_of(settings, named="serve.metrics_token")
     if not tokens:
         return None
@@ -173,21 +172,21 @@ def proxies_of(settings: Settings) -> "TrustedProxies":
 
 
 def networks(written: Sequence[str], where: str) -> list[Network]:
-    """Parse IP addresses and networks; SettingError if one is invalid."""
+    """Parse IP addresses and networks. Raises SettingError if one of them is invalid."""
     try:
-        return [ip_network(each) for each in written]
+        return [ip_network(text) for text in written]
     except ValueError as error:
         raise SettingError(f"{where}: {error}; write an address or a network such as 10.0.0.0/8") from error
 
 
 class TrustedProxies:
-    """Finds the sender's address. `X-Forwarded-For` counts only if one of these proxies sent the request."""
+    """Finds the address of the sender. Uses `X-Forwarded-For` only if the request comes from one of these proxies."""
 
     def __init__(self, networks: Sequence[Network] = ()) -> None:
         self._networks = tuple(networks)
 
     def sender(self, scope: dict[str, Any]) -> str:
-        """The sender's address: the last hop that is not a trusted proxy."""
+        """The address of the sender: the hop nearest to this service that is not a trusted proxy."""
         client = scope.get("client")
         nearest = client[0] if client else ""
         if not self._networks or not self._is_trusted(nearest):
@@ -217,7 +216,7 @@ def _is_address(text: str) -> bool:
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext | None:
-    """A TLS context (1.2 or newer) with the configured certificate; None if none is configured."""
+    """A context for TLS 1.2 or newer with the configured certificate; None if no certificate is configured."""
     certificate, key = settings["serve.tls_cert"], settings["serve.tls_key"]
     if certificate is None and key is None:
         return None
@@ -235,12 +234,13 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _refuse_passphrase() -> bytes:
-    """Called by OpenSSL for an encrypted key. Without this function OpenSSL would prompt on the terminal."""
+    """OpenSSL calls this function for an encrypted key. Without it, OpenSSL would ask for the passphrase on the
+    terminal."""
     raise ValueError("the key has a passphrase; store the key without one, readable by the service only")
 
 
 def _tls_error_text(error: Exception) -> str:
-    """The reason without OpenSSL's error numbers."""
+    """The text of the error, without OpenSSL's error numbers."""
     if isinstance(error, ssl.SSLError):
         if error.reason == "KEY_VALUES_MISMATCH":
             return "the key does not belong to the certificate"

@@ -25,8 +25,8 @@ _FLUSH_TIMEOUT: Final = 0.1  # seconds
 
 
 def pretty_line(notice: Notice) -> None:
-    """Print one coloured line for an event's outcome. The line includes the text of a handler's exception: only the
-    person who started the service sees the terminal."""
+    """Print one coloured line for the outcome of an event. The line may include the text of a handler's exception,
+    because only the person who started the service sees the terminal."""
     outcome = outcome_of(notice)
     if outcome is None:
         return
@@ -37,8 +37,8 @@ def pretty_line(notice: Notice) -> None:
 
 
 class RateLimitedWarning:
-    """A warning that clients can trigger at any rate. Writes at most `most` lines per interval (a minute by default),
-    then one line with the number of omitted warnings."""
+    """A warning that clients can trigger at any rate. Writes at most `most` lines in an interval of `every` seconds. At
+    the end of the interval, writes one line with the number of omitted warnings, if there are any."""
 
     def __init__(self, logger: logging.Logger, most: int = 5, every: float = 60.0) -> None:
         self._logger = logger
@@ -49,7 +49,7 @@ class RateLimitedWarning:
         self._last_message = ""
 
     def __call__(self, message: str, *arguments: Any) -> None:
-        """Call from the event loop: its timer writes the number of omitted warnings when the interval ends."""
+        """Write or omit a warning. Must be called in the event loop: a timer of the loop ends the interval."""
         if not self._written:
             asyncio.get_running_loop().call_later(self._every, self._write_omitted)
         if self._written < self._most:
@@ -89,12 +89,12 @@ class PlainLines(logging.Formatter):
 
 
 class NonBlockingHandler(logging.Handler):
-    """Writes lines from a thread, so that a full pipe blocks neither the event loop nor the exit of the process. While
-    the pipe is read, a line is written before `emit` returns. Otherwise up to 1,000 lines are queued; further lines are
-    dropped and counted.
+    """Writes lines in a thread, so that a full pipe blocks neither the event loop nor the exit of the process. As long
+    as another process reads the pipe, each line is written before `emit` returns. When the pipe is full, up to 1,000
+    lines are queued. Further lines are dropped and counted.
 
-    The thread writes to the file descriptor, not to the stream. A write to the stream would hold the stream's lock
-    while the pipe is full, and Python acquires that lock at exit."""
+    The thread writes to the file descriptor, not to the stream. A write to the stream would hold the lock of the stream
+    while the pipe is full. Python acquires this lock at exit, so the process could not exit."""
 
     def __init__(self, file: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class NonBlockingHandler(logging.Handler):
             self._is_blocked = not self._writer.flush(_FLUSH_TIMEOUT)
 
     def flush(self) -> None:
-        """Called by `logging` when the process exits."""
+        """Write the queued lines. `logging` calls this method when the process exits."""
         self._writer.flush(0.0 if self._is_blocked else _FLUSH_TIMEOUT)
 
     def _write(self, lines: list[bytes]) -> None:
@@ -124,7 +124,7 @@ class NonBlockingHandler(logging.Handler):
                 self._dropped = 0
                 _write_all(self._file, self.format(_dropped_record(dropped)).encode() + b"\n")
         except OSError:
-            """The reader has closed the pipe, or the disk is full. There is no other place to report it."""
+            """The reader has closed the pipe, or the disk is full. There is no other place to report the error."""
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -138,7 +138,7 @@ def _dropped_record(count: int) -> logging.LogRecord:
 
 
 def handler_for(stream: TextIO) -> logging.Handler:
-    """A log handler for this stream: plain lines on a terminal, JSON lines elsewhere."""
+    """Return a log handler for this stream. It writes plain lines to a terminal, and JSON lines to anything else."""
     try:
         handler: logging.Handler = NonBlockingHandler(stream.fileno())
     except OSError:  # the stream has no file descriptor (it is in memory), so a write cannot block

@@ -23,7 +23,7 @@ from oncegate.stores.base import CanProbe, Store
 _log = logging.getLogger("oncegate.service")
 
 _PROBE_TIMEOUT = 1.0  # seconds
-_STORE_PROBE_TIMEOUT = 800_000  # microseconds: the store gives up before the probe does, and can say why
+_STORE_PROBE_TIMEOUT = 800_000  # microseconds; less than _PROBE_TIMEOUT, so that the store can report the error
 _WATCH_INTERVAL = 30.0  # seconds
 _ABSENT = [Address("oncegate.service", b"ready")]
 
@@ -32,8 +32,8 @@ _ABSENT = [Address("oncegate.service", b"ready")]
 
 
 class StoreProbe:
-    """Calls the store in a thread that no event uses. Concurrent callers wait for the same call, so a store that hangs
-    blocks one thread only."""
+    """Calls the store in a separate thread that runs no events. Concurrent callers share one call, so a store that does
+    not answer blocks only this thread."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
@@ -41,11 +41,11 @@ class StoreProbe:
         self._pending: Future[object] | None = None
 
     async def succeeds(self) -> bool:
-        """Whether the store answered within a second, and without an error."""
+        """Call the store. Returns whether it answered within a second and without an error."""
         return await self.error() is None
 
     async def error(self) -> StoreError | None:
-        """The error of the call, or of its timeout; None if the call succeeded."""
+        """Call the store, or join the call in progress. Returns its error or timeout; None if it succeeded."""
         if self._pending is None or self._pending.done():
             self._pending = self._thread.submit(self._call)
         try:
@@ -62,21 +62,22 @@ class StoreProbe:
 
 
 def probe(store: Store) -> StoreProbe:
-    """A probe that checks whether the store accepts writes, if the store can tell; otherwise whether it can be read."""
+    """A probe of the store. If the store implements CanProbe, the probe checks writes; otherwise it only reads."""
     if isinstance(store, CanProbe):
         return StoreProbe(lambda: store.probe(_STORE_PROBE_TIMEOUT))
     return StoreProbe(lambda: store.load(_ABSENT))
 
 
 class Readiness:
-    """Whether the store is usable. Logs the full error when that changes."""
+    """Checks whether the store is usable. Logs each change: the full error, or that the store is usable again."""
 
     def __init__(self, store: Store) -> None:
         self._probe = probe(store)
         self._last: str | None = None
 
     async def problem(self) -> str | None:
-        """Why the store is not usable, without its address, for a public answer; None if it is usable."""
+        """Probe the store. Returns why it is not usable, without its address, because the answer is public; None if the
+        store is usable."""
         error = await self._probe.error()
         brief = None if error is None else error.brief
         if brief != self._last:
@@ -88,7 +89,7 @@ class Readiness:
         return brief
 
     async def watch(self, stop: asyncio.Event) -> None:
-        """Probe every 30 s until `stop` is set, so that the log has an outage even if nobody requests /readyz."""
+        """Probe every 30 s until `stop` is set. An outage is then logged even if no client requests /readyz."""
         while not stop.is_set():
             await self.problem()
             try:
@@ -153,15 +154,15 @@ class Metrics:
         )
 
     def hung(self, route: str, count: Callable[[], float]) -> None:
-        """Call `count` for the number of hung handlers at each scrape."""
+        """At each scrape, call `count` for the number of hung handlers of a route."""
         self._hung.labels(route).set_function(count)
 
     def watch(self, route: str, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Call `counts` for the counters of a route's gate at each scrape."""
+        """At each scrape, call `counts` for the counters of the gate of a route."""
         self._deliveries.watch(route, counts)
 
     def kinds(self, route: str) -> KindCounter:
-        """The counter of events by (status, kind). The gate counts events by status only, so the route counts kinds."""
+        """The counter of events by (status, kind), which the route updates. The gate counts events by status only."""
         return self._deliveries.kinds(route)
 
     def latency(self, route: str) -> Callable[[float], None]:
@@ -185,10 +186,11 @@ class Metrics:
 
 
 class Deliveries(Collector):
-    """Events by route, status and kind, and store errors, read from the gates' counters at each scrape.
+    """Collects the number of events by route, status and kind, and the number of store errors. Reads the counters of
+    the gates at each scrape.
 
-    Only kinds are counted per event, on the service's event loop. An observer would receive every event in a separate
-    thread, and the switch to that thread would cost more than the count."""
+    Only kinds are counted for each event, on the event loop of the service. An observer was rejected: it would receive
+    every event in a separate thread, and the switch to that thread would cost more than the count."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], Mapping[str, int]]] = {}
@@ -214,7 +216,8 @@ class Deliveries(Collector):
         yield errors
 
     def _by_kind(self, route: str, counts: Mapping[str, int]) -> dict[tuple[str, str], int]:
-        """Counts by status and kind. Events without a kind are the gate's count minus those with a kind."""
+        """Counts by (status, kind). The number of events without a kind is the count of the gate minus the number of
+        events with a kind."""
         kinds = self._kinds.get(route, Counter())
         found: dict[tuple[str, str], int] = dict(kinds)
         for name, count in counts.items():

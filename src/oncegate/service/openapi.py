@@ -1,4 +1,4 @@
-"""The OpenAPI document of the service. It is written by hand, since the service uses no framework."""
+"""The OpenAPI document of the service. It is not generated, because the service uses no framework."""
 
 from typing import Any, Final, get_args
 

@@ -1,13 +1,15 @@
 """The HTTP protocol of the service: uvicorn's protocol for httptools, with a fast path and with limits.
 
-The fast path: a POST that arrives in one piece is answered with one write and without ASGI messages. ASGI passes a
-request in messages and takes the response in two, and uvicorn writes each one separately. For a duplicate that would
-take longer than everything else, and nearly every event arrives in one piece.
+The fast path: a POST request that arrives in one piece is answered with one write and without ASGI messages. With
+ASGI, the request is passed in messages, the response is returned in two messages, and uvicorn writes each of the two
+separately. For a duplicate, these messages would take longer than all other work. Nearly every event arrives in one
+piece, so nearly every event takes the fast path.
 
-The limits: on the size, the headers, the time and the number of requests and connections. uvicorn has no such settings.
+The limits apply to the size, the headers and the arrival time of a request, to all unfinished requests together, and to
+the number of pipelined requests and of connections. uvicorn has no settings for these limits.
 
-This module depends on names of uvicorn that are not part of its documented API. tests/service/test_uvicorn.py lists
-them, and pyproject.toml allows the tested versions of uvicorn only.
+This module depends on names of uvicorn that are not part of the documented API of uvicorn.
+tests/service/test_uvicorn.py lists these names, and pyproject.toml allows only the tested versions of uvicorn.
 """
 
 import asyncio
@@ -36,8 +38,9 @@ _TOO_MANY_HEADERS: Final = f"more than {_MAX_HEADERS} headers, or more than {_MA
 
 
 class Bounds(Struct, frozen=True):
-    """The limits of the protocol: the bytes of a body, the seconds for a complete request to arrive, the number of open
-    connections, and the bytes of all unfinished requests together."""
+    """The limits of the protocol. `body` is the maximum number of bytes of a body. `within` is the number of
+    seconds in which a complete request must arrive. `connections` is the maximum number of open connections. `arriving`
+    is the maximum number of bytes of all unfinished requests together."""
 
     body: int
     within: float
@@ -46,12 +49,14 @@ class Bounds(Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """The most bytes that are read for one request: chunks have framing, and trailers may follow them."""
+        """The maximum number of bytes that are read for one request. It is larger than a body and a head, because a
+        chunked body also has chunk headers, and trailers may follow."""
         return 2 * self.body + 2 * _MAX_HEAD_BYTES
 
 
 def bounded(bounds: Bounds, app: "DirectApp | None" = None) -> type["BoundedProtocol"]:
-    """A protocol class with these limits: uvicorn takes a class, so what its connections share are class attributes."""
+    """Return a protocol class with these limits. uvicorn takes a class and creates an instance for each connection, so
+    the state that all connections share is in class attributes."""
     shared = {"bounds": bounds, "idle": IdleConnections(), "unfinished": UnfinishedRequests(), "handshakes": {}}
     return type("Bounded", (BoundedProtocol,), {**shared, "direct_app": app, "responses": ResponseWriter()})
 
@@ -63,12 +68,13 @@ class DirectApp(Protocol):
     """An application that can also answer a complete request without ASGI messages."""
 
     def respond(self, scope: Any, body: bytes) -> Coroutine[Any, Any, HttpAnswer]:
-        """The response to a request with this body."""
+        """Return the response to a request with this complete body."""
 
 
 class ResponseWriter:
-    """Writes responses together at the end of an iteration of the event loop. A write per response would wake each
-    client while the service still computes the other responses, and on the same machine the two compete for the CPU."""
+    """Collects responses and writes them together in the next iteration of the event loop. If each response were
+    written at once, its client would wake up while the service still computes the other responses. A client on the same
+    machine would then compete with the service for the CPU."""
 
     def __init__(self) -> None:
         self._ready: list[Callable[[], None]] = []
@@ -100,15 +106,15 @@ class DirectProtocol(HttpToolsProtocol):
         self.direct_app = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """uvicorn calls this when the head of a request is complete, or when a pipelined request may begin. A POST
-        waits for `start_request`, which is called after the rest of the received bytes has been parsed."""
+        """uvicorn calls this method when the head of a request is complete, or when a pipelined request may begin. A
+        POST request is not started here. `start_request` starts it after all received bytes have been parsed."""
         if self.direct_app is None or cycle.scope["method"] != "POST":
             super()._start_asgi_task(cycle, app)
         else:
             self._unstarted = cycle
 
     def start_request(self) -> None:
-        """Start the request that `_start_asgi_task` has deferred, if there is one."""
+        """Start the request that `_start_asgi_task` has deferred, if any."""
         cycle, self._unstarted = self._unstarted, None
         if cycle is None or cycle.disconnected:
             return
@@ -134,8 +140,8 @@ class DirectProtocol(HttpToolsProtocol):
         self.responses.add(partial(self._write_response, cycle, answer), self.loop)
 
     def _write_response(self, cycle: RequestResponseCycle, answer: HttpAnswer) -> None:
-        """End the response as uvicorn does, but with one write. Skips the write if the peer has disconnected, or if the
-        transport is closing and uvicorn has not been notified yet."""
+        """Write the response with one write, and end the request as uvicorn does. Skip the write if the client has
+        disconnected, or if the transport is closing and uvicorn has not been notified yet."""
         if cycle.disconnected or self.transport.is_closing():
             return
         cycle.keep_alive = cycle.keep_alive and CLOSE not in answer.headers
@@ -149,7 +155,7 @@ class DirectProtocol(HttpToolsProtocol):
 
 
 def encode_response(answer: HttpAnswer, *headers: tuple[bytes, bytes]) -> bytes:
-    """The bytes of a response, with these headers before those of the answer."""
+    """Return the bytes of a response. `headers` are written before the headers of the answer."""
     lines = b"".join([b"%s: %s\r\n" % header for header in (*headers, *answer.headers)])
     return b"%s%scontent-length: %d\r\n\r\n%s" % (STATUS_LINE[answer.code], lines, len(answer.body), answer.body)
 
@@ -158,32 +164,33 @@ def encode_response(answer: HttpAnswer, *headers: tuple[bytes, bytes]) -> bytes:
 
 
 class IdleConnections(dict["BoundedProtocol", None]):
-    """The connections that wait for their client, with no request in flight; the longest idle is first."""
+    """The connections that wait for their client and have no request in flight. The connection that has been idle
+    longest is first."""
 
     _warned_at = -_WARN_INTERVAL
 
     def abort_oldest(self) -> None:
-        """Abort the connection that has been idle longest. An orderly close would take as long as the client likes, and
-        the connection would count until then."""
+        """Abort the connection that has been idle longest. An orderly close waits for the client, for any length of
+        time, and the connection would count against the limit until the close has ended."""
         first = next(iter(self))
         del self[first]
         first.connections.discard(first)
         first.transport.abort()
 
-    def warn(self, most: int, now: float) -> None:
-        """Log that connections are closed, once a minute: a client that opens thousands of connections must not fill
-        the log."""
+    def warn(self, limit: int, now: float) -> None:
+        """Log that connections are being closed, at most once a minute, so that a client that opens thousands of
+        connections does not fill the log."""
         if now - self._warned_at >= _WARN_INTERVAL:
             self._warned_at = now
             _log.warning(
                 "more than %d connections are open (serve.max_connections): closing those that have been idle longest",
-                most,
+                limit,
             )
 
 
 class UnfinishedRequests(dict["BoundedProtocol", int]):
-    """The connections with an unfinished request, oldest first, and how many bytes each one holds. No unfinished
-    request is authenticated: the signature covers the complete body."""
+    """The connections with an unfinished request, oldest first, each with the number of bytes received for the request.
+    An unfinished request is never authenticated, because the signature covers the complete body."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,32 +204,32 @@ class UnfinishedRequests(dict["BoundedProtocol", int]):
     def remove(self, connection: "BoundedProtocol") -> None:
         self.bytes -= self.pop(connection, 0)
 
-    def reject_oldest(self, most: int) -> None:
-        """Answer the oldest requests with 408 until the others fit."""
-        while self.bytes > most:
+    def reject_oldest(self, limit: int) -> None:
+        """Answer the oldest requests with 408 until the remaining requests hold at most `limit` bytes."""
+        while self.bytes > limit:
             self._warn(
-                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): rejecting the oldest", most
+                "unfinished requests hold more than %d bytes (serve.max_bytes_arriving): rejecting the oldest", limit
             )
             next(iter(self)).reject_unfinished()
 
 
 class _RequestRejected(Exception):
-    """Stops the parser. `BoundedProtocol._rejection` has the response."""
+    """Stops the parser. `BoundedProtocol._rejection` has the code and the detail of the response."""
 
 
 class BoundedProtocol(DirectProtocol):
-    """Rejects requests that are too large, too slow or ambiguous about their length, before the application sees
-    them."""
+    """Rejects a request that is too large, arrives too slowly or has an ambiguous length, before the request reaches
+    the application."""
 
     bounds: ClassVar[Bounds]
     idle: ClassVar[IdleConnections]
     unfinished: ClassVar[UnfinishedRequests]
     handshakes: ClassVar[dict[socket.socket, float]]
-    accepted: socket.socket | None = None  # with TLS, the socket whose handshake has ended
+    accepted: socket.socket | None = None  # with TLS: the socket of this connection, whose handshake has ended
     _deadline: TimerHandle | None = None
     _rejection: tuple[int, str] | None = None  # code and detail, for `send_400_response`
-    _last_response = b""  # written after the responses to earlier requests
-    _is_rejected = False  # whether no further bytes are parsed
+    _last_response = b""  # the rejection, written after the responses to earlier requests
+    _is_rejected = False  # if true, no further bytes are parsed
     _has_received = False  # whether the client has sent any bytes
     _has_head = False  # whether the head of the current request is complete
     _head_bytes = 0
@@ -247,9 +254,11 @@ class BoundedProtocol(DirectProtocol):
         self.unfinished.remove(self)
 
     def _close_idle_connections(self) -> None:
-        """Abort idle connections until the limit holds; answer this connection with 503 if all others are in use. A
-        connection with such a 503 is idle too, but was above the limit: its abort alone frees no place, hence the
-        loop."""
+        """Abort idle connections until the number of connections is within the limit. If no idle connection is left and
+        the limit is still exceeded, answer this connection with 503.
+
+        A loop is needed: a connection that was answered with such a 503 stays open for a moment above the limit, and
+        counts as idle. After its abort, the number of connections may still exceed the limit."""
         self.idle.warn(self.bounds.connections, self.loop.time())
         while self._exceeds_connections() and self.idle:
             self.idle.abort_oldest()
@@ -257,16 +266,19 @@ class BoundedProtocol(DirectProtocol):
             self._reject(503, "rejected: connection limit reached; send the request again")
 
     def _exceeds_connections(self) -> bool:
-        """A connection counts from when it is accepted, also during its TLS handshake."""
+        """Whether too many connections are open. A connection counts as soon as it is accepted, also during its TLS
+        handshake."""
         return len(self.connections) + len(self.handshakes) > self.bounds.connections
 
     def _add_to_idle(self) -> None:
-        """A response may complete after its connection was lost; a lost connection must not stay in `idle` for ever."""
+        """Add this connection to `idle`, unless it is lost: a response may complete after its connection was lost, and
+        nothing would remove a lost connection from `idle`."""
         if self in self.connections:
             self.idle[self] = None
 
     def pause_writing(self) -> None:
-        """A client that does not read its responses counts as idle, even with a request in flight."""
+        """uvicorn calls this method when the client does not read its responses. The connection then counts as idle,
+        even if a request is in flight."""
         super().pause_writing()
         self._add_to_idle()
 
@@ -288,15 +300,15 @@ class BoundedProtocol(DirectProtocol):
             self._add_unfinished(len(data))
 
     def _parse(self, data: bytes) -> None:
-        """Parse as uvicorn does, but ignore an Upgrade header, which some clients send with every request. After such a
-        header the parser skips the body. So a new parser gets the same head without that header, and then the bytes
-        that follow. The received bytes themselves are not edited."""
+        """Parse as uvicorn does, but ignore an Upgrade header, which some clients send with every request. After an
+        Upgrade header, the parser does not read the body. A new parser is therefore given the same head without the
+        Upgrade header, and then the bytes that follow the head. The received bytes themselves are not edited."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn: such data is not read
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn, which ignores such data
             self._parse(head + data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("")
@@ -307,21 +319,22 @@ class BoundedProtocol(DirectProtocol):
         return b"%s %s HTTP/%s\r\n%s\r\n" % (*start, b"".join(lines))
 
     def _check_unfinished_size(self) -> None:
-        """The parser buffers a header, or a trailer, until it is complete. Without this check it would buffer without
-        a limit."""
+        """Reject an unfinished request that is too large. The parser buffers a header, or a trailer, until all of it
+        has arrived, so without this check the buffer would have no limit."""
         if not self._has_head and self._head_bytes > _MAX_HEAD_BYTES:
             self._reject(431, _TOO_MANY_HEADERS)
         elif self._request_bytes > self.bounds.bytes:
             self._reject(413, f"the request is larger than {self.bounds.bytes} bytes")
 
     def _add_unfinished(self, size: int) -> None:
-        """Count the whole segment, even if its first part ended the previous request: an upper bound."""
+        """Count the received bytes of the unfinished request. The whole segment is counted, although its first part may
+        belong to the previous request: the count is an upper bound."""
         self.unfinished.add(self, size)
         if self.unfinished.bytes > self.bounds.arriving:
             self.unfinished.reject_oldest(self.bounds.arriving)
 
     def reject_unfinished(self) -> None:
-        """Reject the unfinished request, so that newer requests fit."""
+        """Reject the unfinished request of this connection, to make room for newer requests."""
         self.unfinished.remove(self)
         self._reject(408, "rejected: too many unfinished requests, and this one was the oldest; send the request again")
 
@@ -334,7 +347,7 @@ class BoundedProtocol(DirectProtocol):
             self._deadline = None
 
     def _time_out(self) -> None:
-        """Answer with 408; close without a response if the client has sent nothing."""
+        """Answer with 408. If the client has sent nothing, close the connection without a response."""
         self._deadline = None
         if self._has_received:
             self._reject(408, f"the request was not complete within {self.bounds.within:g} s")
@@ -351,7 +364,8 @@ class BoundedProtocol(DirectProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers after a chunked body are ignored: a proxy that checks or adds headers cannot have seen them."""
+        """Store a header. Trailers after a chunked body are ignored: a proxy that checks or adds headers cannot have
+        checked the trailers."""
         if not self._has_head:
             if len(self.headers) >= _MAX_HEADERS:
                 self._stop_parser(431, _TOO_MANY_HEADERS)
@@ -395,8 +409,9 @@ class BoundedProtocol(DirectProtocol):
                 self._stop_parser(400, "unsupported transfer encoding; use chunked")
 
     def _check_version_and_host(self) -> None:
-        """The parser also accepts HTTP/0.9 and HTTP/2.0 request lines, which frame a body differently. With two Host
-        headers a proxy may route by one and this service answer for the other."""
+        """Reject other versions than HTTP/1.1 and HTTP/1.0, and a wrong number of Host headers. The parser also accepts
+        HTTP/0.9 and HTTP/2.0 request lines, but these versions frame a body differently. If there are two Host headers,
+        a proxy may use one of them and this service the other."""
         version = self.parser.get_http_version()
         if version not in ("1.1", "1.0"):
             self._stop_parser(400, f"the request line says HTTP/{version}; send HTTP/1.1")
@@ -405,8 +420,8 @@ class BoundedProtocol(DirectProtocol):
             self._stop_parser(400, f"the request must have one Host header, and has {hosts}")
 
     def _head_is_too_large(self) -> bool:
-        """`_head_bytes` counts whole segments, which may include part of the body. The exact size is computed only if
-        that count exceeds the limit."""
+        """Whether the head exceeds the limit. `_head_bytes` counts whole segments, and a segment may include a part of
+        the body. The exact size of the head is computed only if `_head_bytes` exceeds the limit."""
         if self._head_bytes <= _MAX_HEAD_BYTES:
             return False
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > _MAX_HEAD_BYTES
@@ -418,16 +433,18 @@ class BoundedProtocol(DirectProtocol):
     # ── rejections ────────────────────────────────────────────────────────────────────────────────────────
 
     def _stop_parser(self, code: int, detail: str) -> None:
-        """Reject the request from a parser callback. The parser then fails, and `send_400_response` is called."""
+        """Reject the request in a callback of the parser. The exception makes the parser fail, and then
+        `send_400_response` sends the rejection."""
         self._rejection = (code, detail)
         raise _RequestRejected
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is meant for a log
-        """Called when the parser fails, for any reason."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text is for a log, not for the client
+        """Send the rejection, or a 400 if there is none. Called when the parser fails for any reason."""
         self._reject(*(self._rejection or (400, "the request is not valid HTTP")))
 
     def _reject(self, code: int, detail: str) -> None:
-        """Reject the request that is arriving, after the responses to earlier requests on the connection."""
+        """Reject the request that is arriving. The rejection is sent after the responses to earlier requests on the
+        connection."""
         if self._is_rejected or self.transport.is_closing():
             return
         self._is_rejected = True
@@ -443,7 +460,7 @@ class BoundedProtocol(DirectProtocol):
             self._close_with(b"" if last is not None and last.response_started else _encode_problem(code, detail))
 
     def _has_open_request(self) -> bool:
-        """Whether a complete request has no response yet."""
+        """Whether the response to the last complete request is still incomplete."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
@@ -456,8 +473,8 @@ class BoundedProtocol(DirectProtocol):
             self._close_with(self._last_response)
 
     def _close_with(self, response: bytes) -> None:
-        """Write the last response, and close the connection after a second in which input is read and ignored. If a
-        socket is closed with unread input, the kernel sends a reset and the client may lose the response."""
+        """Write the last response. Read and ignore input for one second, and then close the connection. If a socket is
+        closed while it has unread input, the kernel sends a reset, and the client may lose the response."""
         self._unset_keepalive_if_required()
         self.transport.write(response)
         self._disconnect_cycle()

@@ -1,4 +1,4 @@
-"""A route: checks the signature and the limits of a request, reads its events and admits them."""
+"""A route checks the signature and the limits of a request, reads the events of the request and admits them."""
 
 import logging
 from collections import Counter
@@ -37,56 +37,56 @@ Header = tuple[bytes, bytes]
 
 
 class Rate:
-    """`max_rate`: a token bucket. It allows a burst of one second's events. A request may overdraw it; later requests
-    then wait until it is positive again."""
+    """The limit `max_rate`, as a token bucket with one token for each event. The bucket holds the tokens of one second.
+    A request may take more tokens than are left. Later requests are then rejected until a token is available again."""
 
-    def __init__(self, most: int, clock: Clock) -> None:
-        self._most = most
+    def __init__(self, per_second: int, clock: Clock) -> None:
+        self._per_second = per_second
         self._clock = clock
-        self._left = float(most)
+        self._left = float(per_second)
         self._at = clock()
 
     def wait(self) -> int:
-        """The seconds until another request is allowed; 0 if it is allowed now."""
+        """The number of seconds until another request is allowed; 0 if a request is allowed now."""
         now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self._most / _SECOND)
+        self._left = min(self._per_second, self._left + (now - self._at) * self._per_second / _SECOND)
         self._at = now
-        return 0 if self._left >= 1 else 1 + int((1 - self._left) / self._most)
+        return 0 if self._left >= 1 else 1 + int((1 - self._left) / self._per_second)
 
     def spend(self, events: int) -> None:
-        """Count the events of a request. A request is admitted as a whole, even if it has more events than are left."""
+        """Take one token for each event. A request is admitted as a whole, even if too few tokens are left."""
         self._left -= events
 
 
 class LiveKeys:
-    """`max_live_keys`: counts the live records of a route by the time at which they expire, in 64 buckets instead of
-    one entry per record."""
+    """The limit `max_live_keys`. Counts the live records of a route by their expiry time. The counts are in about 64
+    buckets of time, because one entry for each record would take more memory."""
 
-    def __init__(self, most: int, retention: int, clock: Clock) -> None:
-        self._most = most
+    def __init__(self, limit: int, retention: int, clock: Clock) -> None:
+        self._limit = limit
         self._retention = retention
         self._width = max(1, retention // _BUCKETS)
         self._clock = clock
         self._live: Counter[int] = Counter()
         self._count = 0
-        self._dead_letters: dict[bytes, int] = {}  # by key, when each one expires
+        self._dead_letters: dict[bytes, int] = {}  # the expiry time of each dead letter, by key
 
     def count_in(self, entries: Iterable[Entry]) -> None:
-        """Count the records that the store already has. A record that changes during a scan may count twice."""
-        later = self._clock() + self._retention
+        """Count the records that are already in the store. A record that changes during the scan may count twice."""
+        latest = self._clock() + self._retention
         for entry in entries:
-            expires_at = entry.record.expires_at or later
+            expires_at = entry.record.expires_at or latest
             self._add(expires_at, 1)
-            if entry.record.state == DEAD and self._count <= self._most:
+            if entry.record.state == DEAD and self._count <= self._limit:
                 self._dead_letters[entry.key] = expires_at
 
     def wait(self) -> int:
-        """The seconds until the first records expire; 0 if the limit is not reached."""
-        if self._count < self._most:
+        """The number of seconds until the first records expire; 0 if the limit is not reached."""
+        if self._count < self._limit:
             return 0
         now = self._clock()
         self._remove_expired(now // self._width)
-        if self._count < self._most:
+        if self._count < self._limit:
             return 0
         return 1 + max(0, (min(self._live) + 1) * self._width - now) // _SECOND
 
@@ -100,15 +100,16 @@ class LiveKeys:
             }
 
     def spend(self, outcomes: Sequence[Outcome]) -> None:
-        """Count the records that these events have created."""
+        """Count the records that the events of these outcomes have created."""
         expires_at = self._clock() + self._retention
-        new = sum(_created_record(outcome) or self._is_new_dead_letter(outcome, expires_at) for outcome in outcomes)
+        new = sum(_created_record(outcome) or self._note_dead_letter(outcome, expires_at) for outcome in outcomes)
         if new:
             self._add(expires_at, new)
 
-    def _is_new_dead_letter(self, outcome: Outcome, expires_at: int) -> bool:
-        """Whether a conflict or an invalid event has created a dead letter. Equal events share one dead letter, and
-        their outcomes do not say which one created it; hence `_dead_letters`."""
+    def _note_dead_letter(self, outcome: Outcome, expires_at: int) -> bool:
+        """Return whether a conflict or an invalid event has created a dead letter, and remember the dead letter. Equal
+        events share one dead letter, and their outcomes do not say which event created it. Therefore `_dead_letters`
+        has the dead letters that are already counted."""
         if outcome.status not in _DEAD_LETTERS or outcome.kept is None or outcome.kept.digest in self._dead_letters:
             return False
         self._dead_letters[outcome.kept.digest] = expires_at
@@ -120,7 +121,8 @@ class LiveKeys:
 
 
 def _created_record(outcome: Outcome) -> bool:
-    """Whether the event created a record. An event that fails, or is buried, after its first attempt had one before."""
+    """Whether the event created a record. If an event fails or is buried in a later attempt than the first, its record
+    existed before this attempt."""
     return outcome.status in _NEW_RECORDS or (outcome.status in ("failed", "buried") and outcome.event.attempt == 1)
 
 
@@ -131,7 +133,7 @@ class Limits(Struct, frozen=True):
     live_keys: LiveKeys | None = None
 
     def wait(self) -> int:
-        """The seconds until another request is allowed; 0 if it is allowed now."""
+        """The number of seconds until another request is allowed; 0 if a request is allowed now."""
         return max((limit.wait() for limit in (self.rate, self.live_keys) if limit is not None), default=0)
 
     def spend(self, outcomes: Sequence[Outcome]) -> None:
@@ -148,11 +150,11 @@ NO_LIMITS = Limits()
 
 
 class _ParsedBodies:
-    """A cache of parsed events by request body, for duplicates only. In a redelivery storm a few bodies arrive again
-    and again, identical to the byte; the cache saves parsing them.
+    """A cache of the parsed events of a request body, for duplicates only. In a redelivery storm, a few bodies arrive
+    again and again with identical bytes. With the cache they are not parsed each time.
 
-    An entry leaves the cache while a request uses it, and returns only if all its events were duplicates. Events that a
-    handler received, and may have changed, are parsed anew."""
+    A request removes its entry from the cache while it uses the entry, and puts the entry back only if all events were
+    duplicates. A handler may have changed the events that it received, so these events do not return to the cache."""
 
     def __init__(self) -> None:
         self._events: dict[bytes, list[Event]] = {}
@@ -169,7 +171,7 @@ class _ParsedBodies:
 
 
 class Route:
-    """One route of the service. It neither parses a request nor calls the store before the signature is verified."""
+    """One route of the service. Before the signature is verified, it neither parses the request nor calls the store."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class Route:
         most: int | None = None,
         wall: Clock = wall,
     ) -> None:
-        """`most`: the maximum number of events in a request."""
+        """`most` is the maximum number of events in a request."""
         self.name = name
         self.admission = admission
         self.limits = limits
@@ -201,8 +203,8 @@ class Route:
     async def respond(
         self, body: bytes, headers: Sequence[Header], sender: Callable[[], str], budget: InFlightBudget
     ) -> HttpAnswer:
-        """The response to a complete request. Any error is answered with 503, never as an acknowledgement. Only a
-        request with a valid signature counts against the in-flight limit."""
+        """Return the response to a complete request. Any unexpected error is answered with 503, and never
+        acknowledged. A request counts against the in-flight limit only after its signature was verified."""
         signed_id = None
         if self._verifier is not None:
             verdict = self._verifier.check(headers, body, self._wall())
@@ -229,8 +231,8 @@ class Route:
         return answer_of(outcomes, discreet=True)
 
     async def _admit(self, body: bytes, headers: Sequence[Header], signed_id: str | None) -> list[Outcome]:
-        """Read the events and admit them. Signatures do not cover headers, except the id of a Standard Webhook. So on a
-        signed route no other header describes the event."""
+        """Read the events and admit them. A signature covers no header that describes the event, except the id of a
+        Standard Webhook. A signed route therefore ignores all other headers that describe the event."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
             return await self.admission.admit(read(body, _decode(headers), self._hints, most=self._most))
         events = self._parsed_bodies.pop(body) or read(body, hints=self._hints, most=self._most)
@@ -244,7 +246,7 @@ class Route:
         return problem(refused.code, refused.reason)
 
     def _reject_too_many_events(self, sender: str) -> HttpAnswer:
-        """413, as for a body that is too large: no event of the request was stored or run."""
+        """Answer with 413, like a body that is too large: no event of the request was stored or run."""
         self._warn_events("route %s: a request from %s had more than %s events", self.name, sender, self._most)
         return problem(413, f"the request has more than {self._most} events (serve.max_events); send it in parts")
 
@@ -255,8 +257,8 @@ class Route:
 
 
 def _decode(headers: Sequence[Header]) -> Mapping[str, str]:
-    """Headers as text. Attributes of a CloudEvent are UTF-8; invalid bytes become surrogates, and such an event is
-    invalid."""
+    """Return the headers as text. The attributes of a CloudEvent are UTF-8. Invalid bytes become surrogates, and an
+    event with surrogates is invalid."""
     return {
         name.decode("latin-1"): value.decode("utf-8", "surrogateescape")
         if name[:3] == b"ce-"

@@ -1,4 +1,4 @@
-"""Run the service: uvicorn with httptools and uvloop, TLS handshakes with a limit, and the limit of open files."""
+"""Run the service with uvicorn, httptools and uvloop; limit TLS handshakes; raise the limit of open files."""
 
 import asyncio
 import gc
@@ -29,8 +29,8 @@ _MIN_ARRIVING_BODIES: Final = 4  # bodies of the maximum size that can arrive at
 
 
 def run(service: Service, settings: Settings, listener: socket.socket, metrics: socket.socket | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight. Both signals raise KeyboardInterrupt. If there
-    is a listener for `metrics`, /metrics is served there."""
+    """Serve until SIGTERM or Ctrl-C, then finish the requests in flight. Both signals raise KeyboardInterrupt. If
+    `metrics` is given, /metrics is served on this second listener."""
     logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr)])
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn warns about every invalid HTTP request
     # uvicorn raises the signal again after it has stopped. SIGTERM must not end the process before the gates close.
@@ -64,16 +64,16 @@ def run(service: Service, settings: Settings, listener: socket.socket, metrics: 
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude the objects of the start from collection, and collect less often. Requests rarely leave reference cycles,
-    and with the default threshold the collector took 5 % of the time."""
+    """Exclude all objects that exist at the start from garbage collection, and collect less often. Requests rarely
+    leave reference cycles, and with the default threshold the collector took 5 % of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with two changes: the application drains as soon as a signal arrives, not when uvicorn next
-    checks for it; and TLS handshakes are limited, for which uvicorn has no setting."""
+    """uvicorn's server, with two changes. The application drains as soon as a signal arrives; uvicorn would check for
+    the signal later. The number of TLS handshakes is limited; uvicorn has no setting for this limit."""
 
     def __init__(self, config: uvicorn.Config, service: Service, protocol: type[BoundedProtocol]) -> None:
         super().__init__(config)
@@ -81,8 +81,8 @@ class Server(uvicorn.Server):
         self._protocol = protocol
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, but create the listeners here. With TLS, uvicorn's listeners would count a connection
-        only after its handshake, and allow a minute for the handshake."""
+        """Start as uvicorn does, but create the listeners here. With TLS, the listeners of uvicorn would count a
+        connection only after its handshake, and would allow a minute for the handshake."""
         await super().startup(sockets=[])
         loop = asyncio.get_running_loop()
         tls = self.config.ssl
@@ -117,12 +117,13 @@ _SHUTDOWN_TIMEOUT: Final = 1.0  # seconds
 
 
 class TlsListener:
-    """Accepts connections and performs the TLS handshake. asyncio's own server can neither count nor close a connection
-    whose handshake is unfinished.
+    """Accepts connections and performs the TLS handshake. The server of asyncio can neither count nor close a
+    connection whose handshake is unfinished.
 
-    An unfinished handshake takes tens of kilobytes, so there are at most 512, or half of `max_connections`. For one
-    more the oldest is closed, once it has had `_GRACE` seconds; until then new connections wait in the listener's
-    queue."""
+    An unfinished handshake takes tens of kilobytes of memory. The number of unfinished handshakes is therefore limited
+    to 512 or half of `max_connections`, whichever is less. At this limit, a new connection is accepted only after the
+    oldest handshake is closed. The oldest handshake is closed when it is `_GRACE` seconds old. Until then, new
+    connections wait in the queue of the listener."""
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext, create_protocol: Callable[[], BoundedProtocol]
@@ -145,7 +146,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """As `asyncio.Server.close`; unfinished handshakes end too."""
+        """Close the listener, as `asyncio.Server.close` does, and end all unfinished handshakes."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         while self._handshakes:
@@ -174,8 +175,8 @@ class TlsListener:
             self._start_handshake(connection, str(address[0]))
 
     def _close_oldest_if_due(self) -> float:
-        """Close the oldest handshake if its grace period is over. Returns the seconds until then; 0 or less if it was
-        closed."""
+        """Close the oldest handshake if its grace period is over. Returns the seconds until the grace period is over; 0
+        or less if the handshake was closed."""
         wait = next(iter(self._handshakes.values())) + _GRACE - self._loop.time()
         if wait <= 0:
             self._warn_closed("more than %d TLS handshakes are unfinished: closing the oldest", self._max_handshakes)
@@ -197,8 +198,8 @@ class TlsListener:
         task.add_done_callback(self._tasks.discard)
 
     def _close_oldest(self) -> None:
-        """Shut the oldest handshake's socket down. Its transport owns the socket, and then ends the handshake and
-        closes the socket."""
+        """Shut down the socket of the oldest handshake. The socket is not closed here, because its transport owns it.
+        After the shutdown, the transport ends the handshake and closes the socket."""
         connection = next(iter(self._handshakes))
         del self._handshakes[connection]
         try:
@@ -219,7 +220,7 @@ class TlsListener:
                 connection,
                 ssl=self._tls,
                 ssl_handshake_timeout=within,
-                ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT,  # for the client's close_notify, which many clients do not send
+                ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT,  # many clients never send the close_notify to wait for
             )
         except ssl.SSLError as error:
             self._warn_failed("a TLS handshake with %s failed: %s", address, error.reason)
@@ -238,21 +239,22 @@ _MAX_FILES: Final = 65_536
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard limit, but to 65,536 at most. Returns the new limit."""
+    """Raise the soft limit of open files to the hard limit, but at most to 65,536. Returns the new limit, or 65,536 if
+    the soft limit was unlimited."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft == resource.RLIM_INFINITY or soft >= most:
+    target = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= target:
         return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     except (OSError, ValueError):  # some systems have a lower limit that getrlimit does not report
         return soft
-    return most
+    return target
 
 
 def max_connections(setting: int, files: int) -> int:
-    """The limit of connections: `serve.max_connections`, but at most half of the open files. The other half is for the
-    store, handlers and forwarding."""
+    """The limit of connections: `serve.max_connections`, but at most half of the limit of open files. The other half is
+    for the store, the handlers and forwarding."""
     if setting <= files // 2:
         return setting
     _log.warning(

@@ -1,4 +1,4 @@
-"""Build the service from settings: one store, and a gate, a route and its handler for each path."""
+"""Build the service from settings. All paths share one store; each path has its own gate, route and handler."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ _CLOSE_TIMEOUT = 3.0  # seconds
 
 
 class Service:
-    """The parts of a running service, and their start and stop."""
+    """Holds the parts of a running service, starts them and stops them."""
 
     def __init__(
         self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler | None], observers: Sequence[Observer]
@@ -104,7 +104,8 @@ class Service:
             raise inbox_error(self._settings, error) from error
 
     def _blocked_reason(self) -> str | None:
-        """Why events no longer run: hung handlers have taken all threads of a route. None if no route is blocked."""
+        """The reason why the events of a route can no longer run: hung handlers occupy all its threads. None if
+        every route has a thread left."""
         for route in self._routes.values():
             if route.admission.threads_left <= 0:
                 hung = times(route.admission.hung, "handler")
@@ -114,8 +115,8 @@ class Service:
         return None
 
     def close(self) -> None:
-        """Close the gates and the store after the last handler has been recorded. Waits 3 s at most, since a
-        synchronous handler cannot be stopped; `ended` says whether all handlers have ended."""
+        """Close the gates and the store after the outcome of the last handler has been recorded. Waits at most 3 s,
+        because a synchronous handler cannot be stopped. Afterwards `ended` says whether all handlers have ended."""
         closing = threading.Thread(target=self._close, name="oncegate-closing", daemon=True)
         closing.start()
         closing.join(_CLOSE_TIMEOUT)
@@ -127,12 +128,13 @@ class Service:
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
-        self._drained.set()  # what follows only writes the log, and may block if nobody reads the pipe
+        # All outcomes are recorded now. `close` writes the rest of the log, and may block if nobody reads the pipe.
+        self._drained.set()
         for gate in self._gates.values():
             gate.close()
 
     async def _start(self) -> None:
-        """Count the records that the store already has, for the routes with `max_live_keys`."""
+        """For each route with `max_live_keys`, count the records that are already in the store."""
         for path, route in self._routes.items():
             if (limit := route.limits.live_keys) is not None:
                 try:
@@ -143,12 +145,13 @@ class Service:
                     _log.warning("route %s: max_live_keys counts from 0: %s", name_of(path), error)
 
     def _count_records(self, limit: LiveKeys, namespace: str) -> None:
-        """`browse` would read a whole Redis or DynamoDB store once per page; `scan` reads it once."""
+        """Count the records of a namespace. Uses `scan`, which reads the store once. On Redis and DynamoDB, `browse`
+        would read the whole store again for each page."""
         limit.count_in(scan(self._store, namespace))
 
     def _count_inbox(self) -> None:
-        """Update the number of waiting events. The store is asked at each scrape: other processes add and take events
-        too."""
+        """Update the metric of waiting events from the store. This is done at each scrape, because other processes add
+        and take events too."""
         if isinstance(self._store, Inbox):
             for path, route in self._route_settings.items():
                 self._metrics.waiting(name_of(path), self._store.kept(route["namespace"]))

@@ -1,4 +1,6 @@
-"""Settings from `oncegate.toml`, the variables `ONCEGATE_*` and flags. A later source overrides an earlier one.
+"""Read settings from `oncegate.toml`, the variables `ONCEGATE_*` and flags.
+
+A variable overrides the file, and a flag overrides both.
 
 No other part of the package reads the environment.
 """

@@ -1,7 +1,7 @@
-"""Load settings from the file, the environment and flags, and collect everything that is wrong with them.
+"""Load settings from the file, the environment and flags, and collect all problems of these settings.
 
-Secrets are not part of the settings. They are read when they are needed, from the variables and files that settings
-name.
+Secrets are not part of the settings. A setting contains the name of a variable or of a file, and the secret is read
+from there when it is needed.
 """
 
 import os
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from oncegate.errors import SettingError
 from oncegate.settings.parsing import checked, from_text
-from oncegate.settings.routes import ROUTE, named_in, read_routes
+from oncegate.settings.routes import ROUTE, read_routes, secret_variables
 from oncegate.settings.schema import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTINGS, TABLES, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.text import unknown
@@ -34,9 +34,9 @@ def load(
 ) -> Settings:
     """Load the settings. Raises SettingError with one line for each problem.
 
-    Without a `path`, the flag `config` or the variable ONCEGATE_CONFIG names the file. Without these, the file is
-    `oncegate.toml` in the current folder, if it exists. `flags` maps the paths of settings to values; None means that a
-    flag is not given.
+    Without a `path`, the flag `config` or the variable ONCEGATE_CONFIG names the file. If neither is set, the file is
+    `oncegate.toml` in the current folder, if this file exists. `flags` maps the path of a setting, such as
+    `serve.port`, to a value. The value None means that the flag is not given.
     """
     settings, problems = examine(path, environ, flags)
     if problems:
@@ -49,21 +49,22 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, Any] = _NO_FLAGS,
 ) -> tuple[Settings, list[str]]:
-    """The settings and the problems found. A setting with an invalid value has its default."""
+    """Load the settings without raising SettingError. Returns the settings and the problems found. A setting with an
+    invalid value has its default."""
     found = _Found()
-    named = _named_file(path, environ, flags)
-    if named is not None:
-        _read_file(named, found)
+    file = _find_file(path, environ, flags)
+    if file is not None:
+        _read_file(file, found)
     _read_environment(environ, found)
     _read_flags(flags, found)
     _check_together(found)
     settings = Settings(found.values, found.origins, refused=frozenset(found.refused))
-    routes, problems = read_routes(found.routes, settings, str(named and named.path))
+    routes, problems = read_routes(found.routes, settings, str(file and file.path))
     return replace(settings, routes=routes), found.problems + problems
 
 
 class _Found:
-    """The values found so far. A later value replaces an earlier one."""
+    """The values and problems found so far. A value that is found later replaces an earlier value."""
 
     def __init__(self) -> None:
         self.values = {path: setting.default for path, setting in SETTINGS.items()}
@@ -84,7 +85,8 @@ class _Found:
 
 
 class _File(Struct, frozen=True):
-    """A settings file, and the flag or variable that named it, for error messages."""
+    """A settings file. `named_by` is the flag or the variable that contains the path of the file, for error
+    messages."""
 
     path: Path
     named_by: str = ""
@@ -93,7 +95,7 @@ class _File(Struct, frozen=True):
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _named_file(
+def _find_file(
     path: str | os.PathLike[str] | None, environ: Mapping[str, str], flags: Mapping[str, Any]
 ) -> _File | None:
     if path is not None:
@@ -127,14 +129,14 @@ def _read_table(table: str, document: Mapping[str, Any], file: str, found: _Foun
         elif not table and name == ROUTE and isinstance(value, dict):
             found.routes = value
         elif table or name not in (*TABLES, ROUTE):
-            found.problems.append(f"{file}: {_no_such(name, table)}")
+            found.problems.append(f"{file}: {_unknown_setting(name, table)}")
         elif isinstance(value, dict):
             _read_table(name, value, file, found)
         else:
             found.problems.append(f"{file}: {name}={value!r} must be a table: write [{name}] and its settings below it")
 
 
-def _no_such(name: str, table: str) -> str:
+def _unknown_setting(name: str, table: str) -> str:
     if not table:
         return unknown(name, [*SETTINGS, *filter(None, TABLES), ROUTE], "setting")
     if name in SETTINGS:
@@ -146,13 +148,13 @@ def _no_such(name: str, table: str) -> str:
 
 
 def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
-    """Read the variables. An empty variable counts as unset, because many tools unset a variable this way."""
+    """Read the variables. An empty variable counts as unset, because many tools set a variable to "" to unset it."""
     settings = {setting.variable: setting for setting in SETTINGS.values()}
     names = [*(variable.removeprefix(PREFIX) for variable in settings), CONFIG_VARIABLE.removeprefix(PREFIX)]
     given = sorted(name for name in environ if name.startswith(PREFIX) and environ[name].strip())
     for variable in filter(settings.__contains__, given):
         found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
-    others = {CONFIG_VARIABLE, *named_in(found.routes), *found.values["serve.secret_env"]}
+    others = {CONFIG_VARIABLE, *secret_variables(found.routes), *found.values["serve.secret_env"]}
     others |= set(found.values["serve.metrics_token_env"])
     for variable in given:
         if variable not in settings and variable not in others:
@@ -180,8 +182,11 @@ def _check_together(found: _Found) -> None:
 def secrets_of(
     route: Settings, environ: Mapping[str, str] = os.environ, *, named: str = "serve.secret"
 ) -> dict[str, str]:
-    """The secrets of a route, by the variable or file that holds each. `named` is the common start of the two settings
-    that name them. Raises SettingError; its text names the place and never holds a value that may be a secret."""
+    """Read the secrets of a route. Returns each secret by the name of its variable or file. Two settings contain these
+    names, one the variables and one the files; `named` is the common start of the names of the two settings.
+
+    Raises SettingError if a secret cannot be read. The error names the setting, and never contains a value that may be
+    a secret."""
     return {**dict(_from_variables(route, environ, f"{named}_env")), **dict(_from_files(route, f"{named}_file"))}
 
 

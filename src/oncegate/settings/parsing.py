@@ -1,4 +1,4 @@
-"""Parse and check the values of settings: functions, key strategies, and each kind of value."""
+"""Parse and check the values of settings. Some values are functions or key strategies."""
 
 import ast
 import os
@@ -26,7 +26,8 @@ def names_function(text: str) -> bool:
 
 
 def load_function(written: str, where: str) -> Callable[..., Any]:
-    """Import a function. Modules in the current folder are found, as with `python -m`. `where` starts each error."""
+    """Import a function. Modules in the current folder are found, as with `python -m`. Each error starts with
+    `where`."""
     if not names_function(written):
         raise SettingError(f"{where}: {written!r} must be written module:function, such as app:on_event")
     module, _, attribute = written.partition(":")
@@ -49,18 +50,20 @@ def load_function(written: str, where: str) -> Callable[..., Any]:
 
 # ── key strategies, written as in Python: `auto`, `fields("data.case.id")`, `first(event_id, content)` ────────
 #
-# The text is parsed and never evaluated. It may hold only names of strategies, calls of them, and literals.
+# The text is parsed and never evaluated. It may contain only names of strategies, calls of strategies, and literals.
 
 _Strategy = Callable[..., Any]
 
-# The names in `keys` that are strategies, and those that return a strategy when called.
+# _READY has the names in `keys` that are strategies. _MAKERS has the names that return a strategy when they are called.
+# `content` is both.
 _READY: Final = ("auto", "event_id", "webhook_id", "content")
 _MAKERS: Final = ("content", "fields", "first", "once_per", "state_change")
-_OFFERED: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + _MAKERS) if hasattr(keys, name)}
+_IN_KEYS: Final = {name: getattr(keys, name) for name in dict.fromkeys(_READY + _MAKERS) if hasattr(keys, name)}
 
 
 def strategy_of(written: str, where: str) -> _Strategy:
-    """The strategy with this name. A name `module:function` is imported. `where` starts each error."""
+    """Return the strategy that is written in a setting. A function, written `module:function`, is imported. Each error
+    starts with `where`."""
     if names_function(written):
         return load_function(written, where)
     try:
@@ -70,7 +73,7 @@ def strategy_of(written: str, where: str) -> _Strategy:
 
 
 def parsed(written: str) -> _Strategy:
-    """A strategy of `keys`, from its Python text. Raises SettingError."""
+    """Parse a strategy of `keys` in Python syntax. Raises SettingError if the text is not valid."""
     try:
         return _strategy(ast.parse(written.strip(), mode="eval").body)
     except SettingError:
@@ -80,14 +83,14 @@ def parsed(written: str) -> _Strategy:
 
 
 def uses_webhook_id(written: str) -> bool:
-    """Whether a strategy is `webhook_id` or contains it."""
+    """Whether a strategy is `webhook_id` or contains `webhook_id`."""
     if names_function(written):
         return False
     try:
         nodes = ast.walk(ast.parse(written.strip(), mode="eval"))
         return any(_is_name(node) and _name(node) == "webhook_id" for node in nodes)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # `parsed` reports the error
+        return False  # not reported here, because `parsed` reports the error
 
 
 def _is_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
@@ -99,17 +102,17 @@ _EXAMPLE: Final = 'fields("data.case.id"), or module:function'
 
 def _strategy(node: ast.expr) -> _Strategy:
     if isinstance(node, ast.Call):
-        return _made(node)
+        return _call_maker(node)
     name = _name(node)
-    offered = _offered(name)
+    strategy = _find_in_keys(name)
     if name not in _READY:
         raise SettingError(f"key={name} needs its arguments: {name}(…); without arguments use {', '.join(_READY)}")
-    return offered
+    return strategy
 
 
-def _made(call: ast.Call) -> _Strategy:
+def _call_maker(call: ast.Call) -> _Strategy:
     name = _name(call.func)
-    maker, text = _offered(name), ast.unparse(call)
+    maker, text = _find_in_keys(name), ast.unparse(call)
     if name not in _MAKERS:
         raise SettingError(f"key={text}: {name} takes no arguments; write key={name}")
     if name in _READY and (call.args or not call.keywords):
@@ -119,14 +122,14 @@ def _made(call: ast.Call) -> _Strategy:
     if len(named) < len(call.keywords):
         raise SettingError(f"key={text}: ** is not allowed; write each argument by its name")
     try:
-        made: _Strategy = maker(*args, **named)
+        strategy: _Strategy = maker(*args, **named)
     except (SettingError, TypeError, ValueError, AttributeError) as error:
         raise SettingError(f"key={text}: {error}") from error
-    return made
+    return strategy
 
 
 def _name(node: ast.expr) -> str:
-    """The name of a strategy, with or without the prefix `keys.`."""
+    """The name of a strategy, without the prefix `keys.`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "keys":
         return node.attr
     if isinstance(node, ast.Name):
@@ -134,15 +137,15 @@ def _name(node: ast.expr) -> str:
     raise SettingError(f"key={ast.unparse(node)} is not a strategy; write it like auto or {_EXAMPLE}")
 
 
-def _offered(name: str) -> _Strategy:
-    if name not in _OFFERED:
-        raise SettingError(f"{unknown(name, _OFFERED, 'key strategy')} (write text in quotes)")
-    found: _Strategy = _OFFERED[name]
+def _find_in_keys(name: str) -> _Strategy:
+    if name not in _IN_KEYS:
+        raise SettingError(f"{unknown(name, _IN_KEYS, 'key strategy')} (write text in quotes)")
+    found: _Strategy = _IN_KEYS[name]
     return found
 
 
 def _argument(node: ast.expr) -> Any:
-    """A strategy, or a literal."""
+    """Return an argument of a strategy: another strategy, or a literal value."""
     if isinstance(node, ast.Call | ast.Name | ast.Attribute):
         return _strategy(node)
     try:
@@ -163,8 +166,8 @@ _LARGEST_COUNT: Final = 10**12
 
 
 def from_text(setting: Setting, text: str) -> Any:
-    """The value of a variable or a flag, in the type that a file would have. An invalid text stays text, and `checked`
-    rejects it."""
+    """Convert the text of a variable or a flag to the type that the value would have in a file. An invalid text is
+    returned unchanged, and `checked` rejects it."""
     text = text.strip()
     if setting.kind == "truth":
         return _TRUTHS.get(text.lower(), text)
@@ -176,7 +179,7 @@ def from_text(setting: Setting, text: str) -> Any:
 
 
 def checked(setting: Setting, value: Any) -> Any:
-    """The value if it is valid. `off` stands for None. Raises SettingError."""
+    """Check a value and return it. For `off`, returns None. Raises SettingError if the value is not valid."""
     if setting.optional and value == OFF:
         return None
     try:
@@ -189,7 +192,7 @@ def checked(setting: Setting, value: Any) -> Any:
 
 
 def shown(setting: Setting, value: Any) -> Any:
-    """The value in the type that a file would have, with secrets masked."""
+    """The value as it is displayed: in the type that it would have in a file, with secrets masked."""
     if value is None:
         return OFF
     if setting.kind in ("url", "place"):
@@ -201,15 +204,15 @@ def _masked(setting: Setting, value: str) -> str:
     return masked(value, wholly="https" in setting.choices)
 
 
-def _said(value: Any) -> str:
-    """What is wrongly written for a URL, in an error."""
+def _describe(value: Any) -> str:
+    """An invalid value of a URL setting, as it is written in an error message."""
     if isinstance(value, str):
         return quoted(value)
     return repr(value) if isinstance(value, int | float) else type(value).__name__
 
 
 def as_text(value: Any) -> str:
-    """The result of `shown`, as the text of a variable."""
+    """Convert a result of `shown` to the text of a variable."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(value) if isinstance(value, list) else str(value)
@@ -217,14 +220,14 @@ def as_text(value: Any) -> str:
 
 def _text(setting: Setting, value: Any) -> Any:
     if setting.of_gate:
-        return _as_gates_do(setting, value)
+        return _check_with_gate(setting, value)
     if not isinstance(value, str) or not value.isprintable() or not value:
         raise SettingError(f"{setting.path}={value!r} must be text")
     return value
 
 
-def _as_gates_do(setting: Setting, value: Any) -> Any:
-    """For what depends on no other setting, a gate's own rules."""
+def _check_with_gate(setting: Setting, value: Any) -> Any:
+    """Check a value with the rules of the gate. Rules that depend on several settings are checked later."""
     validate({setting.name: value})
     return value
 
@@ -233,7 +236,7 @@ def _count(setting: Setting, value: Any) -> Any:
     if isinstance(value, int) and value > _LARGEST_COUNT:
         raise SettingError(f"{setting.path}={value!r} is too large; the maximum is {_LARGEST_COUNT}")
     if setting.of_gate:
-        return _as_gates_do(setting, value)
+        return _check_with_gate(setting, value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SettingError(f"{setting.path}={value!r} must be a whole number, 1 or more")
     return value
@@ -265,16 +268,16 @@ def _names(setting: Setting, value: Any) -> Any:
 
 def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        raise SettingError(f"{setting.path}={_said(value)} is not a URL; write one such as {setting.default}")
+        raise SettingError(f"{setting.path}={_describe(value)} is not a URL; write one such as {setting.default}")
     scheme_of(value)
     return value
 
 
 def _place(setting: Setting, value: Any) -> Any:
-    """Check the scheme. The sink or queue that uses the URL checks the rest."""
+    """Check the scheme of a URL. The sink or the queue that uses the URL checks its other parts."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
-        raise SettingError(f"{setting.path}={_said(value)} must be a URL that starts with {schemes}")
+        raise SettingError(f"{setting.path}={_describe(value)} must be a URL that starts with {schemes}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Settings of routes: the tables `[route.NAME]`, each for one sender with its own secret, key, handler and policies."""
+"""Read the tables `[route.NAME]`. Each table has the settings of one route, such as its secret, key and handler."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,20 +14,21 @@ from oncegate.text import unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"
-NO_ROUTE: Final = "(no route)"  # not a valid name of a route, so it cannot clash with one
+NO_ROUTE: Final = "(no route)"  # not a valid name of a route, so no route can have this name
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-# The settings that the table of a route may have, by their names there. Settings that all routes share, such as the
-# store, are not among them.
-_OWN: Final[Mapping[str, Setting]] = {
+# The settings that the table of a route may contain, by their names in this table. Settings that all routes share, such
+# as the store, are not included.
+_ALLOWED: Final[Mapping[str, Setting]] = {
     **{setting.name: setting for setting in (KEY, *GATE)},
     **{name: SETTINGS[f"serve.{name}"] for name in OF_ROUTE},
 }
 _READ: Final[Mapping[str, Setting]] = {setting.name: setting for setting in READ}
 
 
-def named_in(tables: Mapping[str, Any]) -> set[str]:
-    """The names of the variables that hold secrets. They are not settings, even if they start with ONCEGATE_."""
+def secret_variables(tables: Mapping[str, Any]) -> set[str]:
+    """The names of the variables that contain secrets of routes. These variables are not settings, even if their names
+    start with ONCEGATE_."""
     found: set[str] = set()
     for table in tables.values():
         named = table.get("secret_env", ()) if isinstance(table, dict) else ()
@@ -40,7 +41,7 @@ def _is_text(value: Any) -> bool:
 
 
 def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tuple[dict[str, Settings], list[str]]:
-    """The settings of each route, and the problems found."""
+    """Read the tables of the routes. Returns the settings of each route by its name, and the problems found."""
     routes: dict[str, Settings] = {}
     problems: list[str] = []
     for name, table in tables.items():
@@ -51,9 +52,9 @@ def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tup
 
 
 def by_route(settings: Settings) -> dict[str, Settings]:
-    """The settings of each route by its name, and last the settings without a route. If a flag or a variable selects a
-    namespace, only routes with this namespace are returned. Flags for `key` and `[read]` override the settings of a
-    route."""
+    """The settings of each route by its name. If no route has the namespace of the settings outside routes, these
+    settings are added last, with the name NO_ROUTE. If a flag or a variable selects a namespace, only the routes with
+    this namespace are returned. Flags for `key` and `[read]` override the settings of a route."""
     wanted = settings["namespace"] if _is_given(settings, "namespace", SETTINGS["namespace"].variable) else None
     found = {
         name: _with_flags(route, settings)
@@ -66,6 +67,7 @@ def by_route(settings: Settings) -> dict[str, Settings]:
 
 
 def _is_given(settings: Settings, path: str, *origins: str) -> bool:
+    """Whether the value of the setting comes from its flag or from one of `origins`."""
     return settings.origins[path] in (SETTINGS[path].flag, *origins)
 
 
@@ -78,15 +80,15 @@ def _with_flags(route: Settings, settings: Settings) -> Settings:
 
 
 class _Route:
-    """One table. Its settings override the settings that all routes share."""
+    """The table of one route. The settings in this table override the settings outside routes."""
 
     def __init__(self, name: str, settings: Settings, origin: str) -> None:
         self._name = name
         self._origin = origin
-        own = [f"serve.{each}" for each in OF_SIGNATURE]
-        self.values = {**settings.values, **{path: SETTINGS[path].default for path in own}, "namespace": name}
-        self.origins = {**settings.origins, **dict.fromkeys(own, DEFAULT), "namespace": origin}
-        self.refused = set(settings.refused.difference(own))
+        not_inherited = [f"serve.{option}" for option in OF_SIGNATURE]
+        self.values = {**settings.values, **{path: SETTINGS[path].default for path in not_inherited}, "namespace": name}
+        self.origins = {**settings.origins, **dict.fromkeys(not_inherited, DEFAULT), "namespace": origin}
+        self.refused = set(settings.refused.difference(not_inherited))
 
     def read(self, table: Any) -> Iterator[str]:
         if not _NAME.fullmatch(self._name):
@@ -101,16 +103,18 @@ class _Route:
             yield from self._check_together()
 
     def _drop_inherited_action(self, table: Mapping[str, Any]) -> None:
-        """A route with `handler`, `forward` or `publish` inherits none of the three."""
+        """If the table sets `handler`, `forward` or `publish`, the route inherits none of these three settings."""
         if any(option in table for option in HANDLER_OPTIONS):
             for path in (f"serve.{option}" for option in HANDLER_OPTIONS):
                 self.values[path], self.origins[path] = SETTINGS[path].default, DEFAULT
 
-    def _take(self, table: Mapping[str, Any], known: Mapping[str, Setting] = _OWN, within: str = "") -> Iterator[str]:
+    def _take(
+        self, table: Mapping[str, Any], known: Mapping[str, Setting] = _ALLOWED, within: str = ""
+    ) -> Iterator[str]:
         for name, value in table.items():
             if name == "secret":
                 self.refused.add("serve.secret_env")
-                yield f"{self._origin}: {_INLINE}"
+                yield f"{self._origin}: {_INLINE_PROBLEM}"
             elif name in known:
                 yield from self._set(known[name], f"{within}{name}", value)
             elif name == "read" and not within and isinstance(value, dict):
@@ -141,18 +145,19 @@ class _Route:
             )
 
 
-_INLINE: Final = (
+_INLINE_PROBLEM: Final = (
     'a secret must not be in this file; put it into a variable and write secret_env = "ITS_NAME",'
     ' or into a file and write secret_file = "its/path"'
 )
 
 
 def _names(known: Mapping[str, Setting]) -> Collection[str]:
-    return [*known, "read"] if known is _OWN else known.keys()
+    return [*known, "read"] if known is _ALLOWED else known.keys()
 
 
 def _shared_namespaces(routes: Mapping[str, Settings], settings: Settings) -> Iterator[str]:
-    """Reject namespaces that two routes share: the handler of a route runs all waiting events of its namespace."""
+    """A problem for each namespace that two routes share. The handler of a route runs all waiting events of its
+    namespace, so it would run the events of the other route."""
     owners: dict[str, str] = {}
     if settings["serve.signature"] is not None:
         owners[settings["namespace"]] = "POST /events"

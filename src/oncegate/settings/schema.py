@@ -1,4 +1,4 @@
-"""The list of all settings: those of a gate, and one table for each command with settings of its own."""
+"""The list of all settings: the settings of a gate, and a table for each command that has more settings."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
@@ -16,7 +16,7 @@ CONFIG_VARIABLE: Final = "ONCEGATE_CONFIG"
 CONFIG_FLAG: Final = "--config"
 
 
-# Tables that several commands use. Their flags include the name of the table.
+# Tables that several commands use. The flags of their settings include the name of the table.
 _SHARED: Final = ("read", "forward")
 
 
@@ -48,8 +48,9 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def flag(self) -> str:
-        """The name on the command line. The command implies its table, so the flag leaves it out if it is
-        unambiguous."""
+        """The name on the command line. The command determines the table, so the flag contains only the name of the
+        setting. The flag includes the name of the table if the table belongs to several commands, or if a gate has a
+        setting with the same name."""
         path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
@@ -88,7 +89,8 @@ LOG: Final = Setting(
 def _of_table(
     table: str, name: str, kind: Kind, default: object, meaning: str, choices: tuple[str, ...] = ()
 ) -> Setting:
-    """A setting of the table of a command. It may be `off` if its default is `off`."""
+    """A setting of the table of a command. The default None is written `off`. With this default, the setting is
+    optional: its value may be `off`."""
     return Setting(
         table=table,
         name=name,
@@ -104,7 +106,7 @@ GATE: Final = tuple(_of_gate(name, option) for name, option in OPTIONS.items())
 
 
 def _sinks(table: str) -> tuple[Setting, ...]:
-    """The settings that send events to a sink instead of a handler."""
+    """The two settings that send events to a URL, a queue or a bus, instead of a handler."""
     return (
         _of_table(
             table,
@@ -342,15 +344,15 @@ WORK: Final = (
         "How long running handlers may take to finish when the worker stops.",
     ),
 )
-# The settings of [serve] that a table [route.NAME] may have, under the same names. A route never inherits those of
-# OF_SIGNATURE.
+# OF_ROUTE has the settings of [serve] that a table [route.NAME] may contain under the same names. A route never
+# inherits the settings of OF_SIGNATURE.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
-HANDLER_OPTIONS: Final = ("handler", "forward", "publish")  # each names what runs an event; at most one is set
+HANDLER_OPTIONS: Final = ("handler", "forward", "publish")  # what to do with an event; at most one is set
 LOG_ONLY: Final = "log"  # the handler that does nothing: events are only logged
 OF_ROUTE: Final = (*OF_SIGNATURE, *HANDLER_OPTIONS, "max_events", "max_rate", "max_live_keys")
 
-# Where to find the fields of events that no source recognizes. A value may list several paths, separated by blanks; the
-# first that an event has counts.
+# Where to find the fields of events that no source recognizes. A value may list several paths, separated by blanks. The
+# first path that exists in the event is used.
 READ: Final = tuple(
     Setting(table="read", name=name, kind="text", default=None, optional=True, meaning=meaning)
     for name, meaning in (

@@ -1,4 +1,4 @@
-"""The loaded settings: each value, its origin, and the store and gate that they describe."""
+"""The loaded settings. They have the value and the origin of each setting, and open the configured store and gate."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def _in_route(path: str) -> str:
 
 
 class Shown(Struct, frozen=True):
-    """A setting for display, with secrets masked."""
+    """A setting as it is displayed, with secrets masked."""
 
     setting: str
     value: Any
@@ -36,9 +36,10 @@ class Shown(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """The value of every setting by its path (`retention`, `serve.port`), and its origin: `default`, the file, the
-    variable or the flag. Each route has a full set of settings, with the values of its table. `refused` are the
-    settings with an invalid value; they have their defaults."""
+    """The value of every setting by its path (`retention`, `serve.port`), and the origin of the value: `default`, the
+    file, the variable or the flag. `routes` has a full set of settings for each route: the values of its table, and the
+    inherited values. `refused` has the paths of the settings with an invalid value; these settings have their
+    defaults."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -49,11 +50,11 @@ class Settings(Struct, frozen=True):
         return self.values[path]
 
     def chosen(self, path: str) -> Any:
-        """The value if it was set anywhere; None if it is the default."""
+        """The value of a setting if the file, a variable or a flag sets it; None if it is not set."""
         return None if self.origins[path] == DEFAULT else self.values[path]
 
     def where(self, path: str) -> str:
-        """The place of a value for an error message: the variable, the flag, or the file and the setting."""
+        """Where a value was set, for an error message: the variable, the flag, or the file and the setting."""
         origin, setting = self.origins[path], SETTINGS[path]
         if origin == DEFAULT:
             return path
@@ -74,11 +75,11 @@ class Settings(Struct, frozen=True):
         return Shown(name, shown(SETTINGS[path], self.values[path]), self.origins[path])
 
     def strategy(self) -> Callable[..., Any]:
-        """The key strategy. A user's function is imported by this call."""
+        """Return the key strategy. If the strategy is `module:function`, this method imports the function."""
         return strategy_of(self.values["key"], self.where("key"))
 
     def hints(self) -> Hints:
-        """The hints of `[read]` about fields that payloads do not name."""
+        """The hints of the table `[read]`: the topic, and the paths of the fields that payloads do not name."""
         given = {setting.name: self.values[setting.path] for setting in READ}
         topic = given.pop("topic")
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -88,7 +89,7 @@ class Settings(Struct, frozen=True):
         return Hints(topic, paths(**chosen))
 
     def open_store(self, *, create: bool = True, late: bool = False) -> Store:
-        """Open the store. With `late`, a store that is unavailable is opened later, when it is available."""
+        """Open the store. If `late` is true and the store is unavailable, it is opened later, when it is available."""
         with self.placed("store"):
             url = self.values["store"]
             return open_or_defer(url) if late else open_store(url, create=create)
@@ -99,46 +100,47 @@ class Settings(Struct, frozen=True):
             return open_read_only(self.values["store"])
 
     def check_store(self) -> None:
-        """Raise SettingError for an invalid URL, as `open_store` does, without opening the store."""
+        """Raise SettingError if the URL of the store is invalid, as `open_store` does, but do not open the store."""
         with self.placed("store"):
             check_url(self.values["store"])
 
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:
-        """Add the place of the setting to a SettingError that is raised in this context."""
+        """If a SettingError is raised in this context, put the place of the setting (see `where`) before its text."""
         try:
             yield
         except SettingError as error:
             raise SettingError(f"{self.where(path)}: {error}") from error
 
     def gate(
-        self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **wishes: Unpack[GateOptions]
+        self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **options: Unpack[GateOptions]
     ) -> Gate:
-        """A gate with these settings. Options given here override them, and `observers` replace the setting `log`."""
+        """Create a gate with these settings. `options` override the settings, and `observers` replace the setting
+        `log`."""
         if observers is None:
             observers = [JsonLog()] if self.values["log"] == "json" else []
         hints = self.hints()
-        terms = cast(GateOptions, {name: self.values[name] for name in DEFAULTS} | {**wishes})
+        gate_options = cast(GateOptions, {name: self.values[name] for name in DEFAULTS} | {**options})
         key = self.strategy()
         if store is None:
             self.check_store()
-        # Pass the URL, not an open store: Gate opens the store after all other checks. A store opened here would stay
-        # open if one of those checks failed.
-        place = self.values["store"] if store is None else store
-        return Gate(place, key=key, observers=observers, hints=hints, **terms)
+        # If there is no open store, pass the URL: Gate opens the store after all other checks. A store that is opened
+        # here would stay open if one of these checks failed.
+        store_or_url = self.values["store"] if store is None else store
+        return Gate(store_or_url, key=key, observers=observers, hints=hints, **gate_options)
 
 
 def disagreements(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """The problems of gate settings that contradict each other. The settings of a problem are replaced by their
-    defaults to find the next problem."""
+    """Yield a problem for each group of gate settings that contradict each other. After each problem, its settings are
+    replaced by their defaults, so that the next problem can be found."""
     remaining, defaults = {name: values[name] for name in DEFAULTS}, {**DEFAULTS}
     while (error := _setting_error(remaining)) is not None:
         places = dict.fromkeys(origins[name] for name in error.settings if name in DEFAULTS)
         yield f"{', '.join(place for place in places if place != DEFAULT)}: {error}"
-        without = remaining | {name: value for name, value in defaults.items() if name in error.settings}
-        if without == remaining:
+        corrected = remaining | {name: value for name, value in defaults.items() if name in error.settings}
+        if corrected == remaining:
             return
-        remaining = without
+        remaining = corrected
 
 
 def _setting_error(options: Mapping[str, Any]) -> SettingError | None:

@@ -1,10 +1,10 @@
-"""Verify the signature of a webhook over its raw bytes, before it is parsed.
+"""Verify the signature of a webhook over the raw bytes of its body, before the body is parsed.
 
     verifier = signatures.standard_webhooks({"crm": "whsec_…", "crm-next": "whsec_…"})
     verdict = verifier.check(headers, body, now)    # Verified(label, index) or Refused(code, reason)
 
-Each signature scheme is a module: `hmac_scheme.py`, `standard_scheme.py` and `token_scheme.py`. `senders.py` has the
-scheme of each sender.
+Each signature scheme has its own module: `hmac_scheme.py`, `standard_scheme.py` and `token_scheme.py`. `senders.py`
+assigns a scheme to each sender.
 """
 
 from oncegate.signatures.senders import (

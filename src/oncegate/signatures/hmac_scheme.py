@@ -23,13 +23,14 @@ from oncegate.text import not_a_choice
 
 TOLERANCE: Final = "5m"
 
-# Unix time in seconds (until the year 5138) or in milliseconds, told apart by the number of digits.
+# A Unix time in seconds (until the year 5138) or in milliseconds. The number of digits shows which of the two it is.
 _SECONDS: Final = re.compile(r"\d{1,11}", re.ASCII)
 _MILLISECONDS: Final = re.compile(r"\d{13}", re.ASCII)
 
 
 def check_timestamp(written: str, header: str, now: int, tolerance: int) -> Refused | None:
-    """Why a timestamp is rejected; None if it differs from `now` by the tolerance at most. Both are in microseconds."""
+    """Return the reason to reject a timestamp; None if the timestamp differs from `now` by at most `tolerance`. `now`
+    and `tolerance` are in microseconds."""
     signed_at = _parse_timestamp(written)
     if signed_at is None:
         return Refused(401, f"the header {header} is not a Unix time in seconds")
@@ -69,15 +70,15 @@ _ENCODINGS: Final[dict[str, tuple[Callable[[bytes], bytes], str, str]]] = {
 
 
 def header_name(written: str, option: str) -> str:
-    """The name of a header in lower case; SettingError if it is not valid."""
+    """The name of a header in lower case. Raises SettingError if the name is not valid."""
     if not isinstance(written, str) or not _NAME.fullmatch(written):
         raise SettingError(f"{option}={written!r} is not a valid header name")
     return written.lower()
 
 
 class SignatureFormat:
-    """The text format of a signature: a prefix, then the encoded digest. Signatures are compared as text: each digest
-    has exactly one valid text."""
+    """The text format of a signature: a prefix, then the encoded digest. Signatures can be compared as text, because
+    each digest has exactly one valid text."""
 
     def __init__(self, algorithm: str, encoding: str, prefix: str = "") -> None:
         if algorithm not in _SIZES:
@@ -106,7 +107,8 @@ class SignatureFormat:
 
 
 class HmacScheme(Scheme):
-    """One signature in one header. `template` says how the signed message is made of the timestamp and the body."""
+    """A scheme with one signature in one header. `template` describes how the sender builds the signed message from the
+    timestamp and the body."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class HmacScheme(Scheme):
 
 
 def _affixes(template: str | None, *, has_timestamp: bool) -> tuple[str, str]:
-    """The parts of the signed message before and after the body."""
+    """The parts of the template before and after the body. Raises SettingError if the template is not valid."""
     if template is None:
         return ("{timestamp}.", "") if has_timestamp else ("", "")
     if (
@@ -162,7 +164,8 @@ def _affixes(template: str | None, *, has_timestamp: bool) -> tuple[str, str]:
         wanted = "{body} and {timestamp}" if has_timestamp else "{body}, and {timestamp} only with a timestamp_header"
         raise SettingError(f"template={template!r} is not valid: it must contain, once each, {wanted}")
     before, _, after = template.partition("{body}")
-    # Without a separator a digit could move between the timestamp and the body, and the signature would still match.
+    # Without a separator, an attacker could move a digit between the timestamp and the body, and the signature would
+    # still match.
     between = before.partition("{timestamp}")[2] if "{timestamp}" in before else after.partition("{timestamp}")[0]
     if has_timestamp and not between.strip("0123456789"):
         raise SettingError(

@@ -1,4 +1,4 @@
-"""The signature scheme of each sender, as functions and by the names that settings use."""
+"""The signature scheme of each sender: one function for each sender, and a table of these functions by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -13,24 +13,26 @@ from oncegate.text import unknown
 
 
 def standard_webhooks(secrets: Secrets, *, tolerance: Duration = TOLERANCE) -> Verifier:
-    """Standard Webhooks (`webhook-signature`); secrets are `whsec_…`."""
+    """A verifier for Standard Webhooks (header `webhook-signature`). The secrets have the form `whsec_…`."""
     return Verifier("standard-webhooks", StandardScheme(tolerance), secrets)
 
 
 def open_messaging(secrets: Secrets) -> Verifier:
-    """Genesys Cloud Open Messaging (`X-Hub-Signature-256`); the digest is base64, not hex as with other senders. It
-    signs no timestamp, so only the gate's retention protects against replays."""
+    """A verifier for Genesys Cloud Open Messaging (header `X-Hub-Signature-256`). Genesys encodes the digest in base64;
+    other senders use hex in this header. The signature covers no timestamp, so only the retention of the gate protects
+    against replays."""
     scheme = HmacScheme("x-hub-signature-256", SignatureFormat("sha256", "base64", "sha256="))
     return Verifier("genesys-open-messaging", scheme, secrets)
 
 
 def cxone(secrets: Secrets) -> Verifier:
-    """NICE CXone's digital channels. `X-Signature-Algorithm` is ignored: a sender must not choose the algorithm."""
+    """A verifier for the digital channels of NICE CXone. The header `X-Signature-Algorithm` is ignored, because a
+    sender must not choose the algorithm."""
     return Verifier("cxone", HmacScheme("x-request-signature", SignatureFormat("sha256", "base64")), secrets)
 
 
 def cxone_expert(secrets: Secrets, *, tolerance: Duration = TOLERANCE) -> Verifier:
-    """NICE CXone Expert; signs the timestamp and the body."""
+    """A verifier for NICE CXone Expert, which signs the timestamp and the body."""
     scheme = HmacScheme(
         "x-nexus-signature-256",
         SignatureFormat("sha256", "hex", "sha256="),
@@ -51,10 +53,10 @@ def hmac(
     template: str | None = None,
     tolerance: Duration | None = None,
 ) -> Verifier:
-    """Any other sender that sends an HMAC in a header.
+    """A verifier for any other sender that sends an HMAC in a header.
 
-    `template` is the signed message, such as `v0:{timestamp}:{body}`. The default is the body or, with a
-    `timestamp_header`, the timestamp, a dot and the body."""
+    `template` describes the signed message, such as `v0:{timestamp}:{body}`. The default is `{body}`, or
+    `{timestamp}.{body}` if `timestamp_header` is given."""
     scheme = HmacScheme(
         header,
         SignatureFormat(algorithm, encoding, prefix),
@@ -66,12 +68,12 @@ def hmac(
 
 
 def bearer(secrets: Secrets) -> Verifier:
-    """`Authorization: Bearer TOKEN`, which EventBridge API destinations can send."""
+    """A verifier for the header `Authorization: Bearer TOKEN`, which EventBridge API destinations can send."""
     return Verifier("bearer", TokenScheme("authorization", bearer=True), secrets)
 
 
 def api_key(secrets: Secrets, *, header: str = "x-api-key") -> Verifier:
-    """A key in a header, which EventBridge API destinations can send."""
+    """A verifier for a secret key in a header, which EventBridge API destinations can send."""
     return Verifier("api-key", TokenScheme(header, bearer=False), secrets)
 
 
@@ -80,7 +82,7 @@ def api_key(secrets: Secrets, *, header: str = "x-api-key") -> Verifier:
 
 _HMAC_OPTIONS: Final = ("header", "algorithm", "encoding", "prefix", "timestamp_header", "template", "tolerance")
 
-# Each function with the names of its options. All options are text.
+# The function of each sender and the names of the options of the function. The value of every option is text.
 SENDERS: Final[dict[str, tuple[Callable[..., Verifier], tuple[str, ...]]]] = {
     "standard-webhooks": (standard_webhooks, ("tolerance",)),
     "genesys-open-messaging": (open_messaging, ()),
@@ -98,7 +100,8 @@ def check_name(name: str) -> None:
 
 
 def verifier_of(name: str, secrets: Secrets, options: Mapping[str, Any] | None = None) -> Verifier:
-    """The verifier with this name; SettingError if the name, an option or a secret is not valid."""
+    """Return the verifier for this name of a sender. Raises SettingError if the name, an option or a secret is not
+    valid."""
     check_name(name)
     make, known = SENDERS[name]
     options = options or {}

@@ -1,4 +1,4 @@
-"""Tokens: a header contains the secret itself. Nothing is signed, so only TLS protects the secret."""
+"""The scheme of tokens. A header contains the secret itself. Nothing is signed, so only TLS protects the secret."""
 
 from hashlib import sha256
 from typing import Final
@@ -21,7 +21,8 @@ _BEARER: Final = "bearer "
 
 
 class TokenScheme(Scheme):
-    """Compares hashes, not tokens: the time to compare tokens would depend on their length."""
+    """Compares hashes of tokens. The tokens themselves are not compared, because the time would depend on their
+    length."""
 
     def __init__(self, header: str, *, bearer: bool) -> None:
         self._header = header_name(header, "header")

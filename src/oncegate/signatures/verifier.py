@@ -1,4 +1,4 @@
-"""The verifier of a request: a signature scheme with its secrets. Pure: the caller passes the time."""
+"""Verify requests with a signature scheme and its secrets. The caller passes the time; this module reads no clock."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -11,7 +11,8 @@ from oncegate.errors import SettingError
 
 
 class Verified(Struct, frozen=True):
-    """The request is signed with one of the secrets: its label, and its index among the secrets."""
+    """The result for a request that is signed with one of the secrets. `label` is the label of this secret, and `index`
+    is its position among the secrets."""
 
     label: str
     index: int
@@ -21,9 +22,10 @@ class Verified(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The HTTP code and the reason for the response. The reason never contains a secret or the expected signature.
+    """The result for a request that is rejected: the HTTP code and the reason for the response. The reason never
+    contains a secret or the expected signature.
 
-    Its truth value is false, so that `if verifier.check(…):` does not accept invalid requests by mistake.
+    The truth value of Refused is false, so that `if verifier.check(…):` does not accept invalid requests by mistake.
     """
 
     code: Literal[400, 401]
@@ -37,21 +39,22 @@ Verdict: TypeAlias = Verified | Refused
 
 
 # ── secrets ───────────────────────────────────────────────────────────────────────────────────────────────
-# One secret, several, or several with labels. No error contains any part of a secret.
+# A verifier has one secret, several secrets, or several secrets with labels. No error contains any part of a secret.
 
 
 Secret: TypeAlias = str | bytes
 Secrets: TypeAlias = Secret | list[Secret] | tuple[Secret, ...] | Mapping[str, Secret]
 
-# 112 bits: the minimum for an HMAC key by NIST SP 800-131A.
+# 112 bits, the minimum for an HMAC key in NIST SP 800-131A.
 MIN_SECRET_BYTES: Final = 14
 
 
-def keys_of(secrets: Secrets, key: Callable[[Secret], bytes]) -> dict[str, bytes]:
-    """The key of each secret, by label. The label of a secret without one is its index."""
+def keys_of(secrets: Secrets, make_key: Callable[[Secret], bytes]) -> dict[str, bytes]:
+    """The key of each secret, by label. `make_key` makes a key from a secret. If a secret has no label, its index is
+    the label."""
     is_single = isinstance(secrets, str | bytes)
     keys = {
-        label: _key("the secret" if is_single else f"secret {label!r}", secret, key)
+        label: _checked_key("the secret" if is_single else f"secret {label!r}", secret, make_key)
         for label, secret in _labelled(secrets)
     }
     if not keys:
@@ -61,15 +64,15 @@ def keys_of(secrets: Secrets, key: Callable[[Secret], bytes]) -> dict[str, bytes
     return keys
 
 
-def check_length(key: bytes, least: int = MIN_SECRET_BYTES) -> bytes:
-    """The key; SettingError if it is too short."""
-    if len(key) < least:
-        raise SettingError(f"has {len(key)} bytes; use at least {least} random bytes")
+def check_length(key: bytes, min_bytes: int = MIN_SECRET_BYTES) -> bytes:
+    """Return the key. Raises SettingError if the key is too short."""
+    if len(key) < min_bytes:
+        raise SettingError(f"has {len(key)} bytes; use at least {min_bytes} random bytes")
     return key
 
 
 def utf8(secret: Secret) -> bytes:
-    """The bytes of a secret that is used as it is, without decoding."""
+    """The bytes of a secret. Text is encoded as UTF-8, and not decoded as base64 or hex."""
     return secret.encode() if isinstance(secret, str) else secret
 
 
@@ -83,11 +86,11 @@ def _labelled(secrets: Any) -> Iterable[tuple[str, Any]]:
     raise SettingError("secrets must be one text, a list of texts, or a table of texts by label")
 
 
-def _key(name: str, secret: Any, key: Callable[[Secret], bytes]) -> bytes:
+def _checked_key(name: str, secret: Any, make_key: Callable[[Secret], bytes]) -> bytes:
     problem = _secret_problem(secret)
     if problem is None:
         try:
-            return key(secret)
+            return make_key(secret)
         except SettingError as error:
             problem = str(error)
     raise SettingError(f"{name} {problem}")
@@ -100,20 +103,21 @@ def _secret_problem(secret: Any) -> str | None:
         return "is neither text nor bytes"
     if secret != secret.strip():
         return "begins or ends with white space, such as a newline; remove it"
-    # Checked here, because a UnicodeEncodeError would contain the secret.
-    return "is not valid Unicode text" if any("\ud800" <= each <= "\udfff" for each in secret) else None
+    # Checked here, because a later UnicodeEncodeError would contain the secret.
+    return "is not valid Unicode text" if any("\ud800" <= character <= "\udfff" for character in secret) else None
 
 
 # ── headers ───────────────────────────────────────────────────────────────────────────────────────────────
-# As web frameworks pass them: a mapping or pairs, of text or bytes, with one value or several.
+# Web frameworks pass headers as a mapping or as pairs, of text or of bytes, with one value or a list of values.
 
 
 Headers: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None
 
 
 def pick_headers(headers: Headers, names: Collection[str]) -> dict[str, str] | Refused:
-    """The values of these headers. Each one must occur exactly once, in printable ASCII. A header that occurs twice is
-    rejected, even with equal values: a proxy may have checked the other one."""
+    """The values of the headers with these names. Each of these headers must occur exactly once, in printable ASCII. A
+    header that occurs twice is rejected, even if the two values are equal: a proxy may check one of the two headers,
+    and this function would return the other."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for key, value in _pairs(headers):
         values = found.get(_text(key).lower())
@@ -126,8 +130,8 @@ def pick_headers(headers: Headers, names: Collection[str]) -> dict[str, str] | R
 
 
 def _pairs(headers: Headers) -> Iterable[tuple[Any, Any]]:
-    """The headers as pairs. Checks for `items`, not for Mapping: the headers of some frameworks are not a Mapping, and
-    iterate over names."""
+    """The headers as pairs of name and value. The headers of some frameworks are not a Mapping, but have `items` and
+    iterate over names. Therefore this function checks for `items` and not for Mapping."""
     if headers is None:
         return ()
     return headers.items() if hasattr(headers, "items") else headers
@@ -145,7 +149,8 @@ def _header_problem(values: list[Any]) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """The value as text. HTTP headers are Latin-1; a value that is neither bytes nor text counts as empty."""
+    """The value as text. Bytes are decoded as Latin-1, the encoding of HTTP headers. A value that is neither bytes nor
+    text counts as empty."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     return value if isinstance(value, str) else ""
@@ -158,8 +163,8 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 
 class RequestSignatures(Struct, frozen=True):
-    """The signatures of a request, one of which must match, and the signed bytes before and after the body. `refusal`
-    is the reason if no signature matches."""
+    """The signatures of a request; at least one must match. `before` and `after` are the signed bytes before and after
+    the body. `refusal` is the reason for the response if no signature matches."""
 
     signatures: list[bytes]
     refusal: str
@@ -168,22 +173,24 @@ class RequestSignatures(Struct, frozen=True):
 
 
 class Scheme(ABC):
-    """A signature scheme. It checks the headers without the secrets, so its reasons cannot reveal one. `id_header` is
-    the header with the id of the message, if the signature covers the id."""
+    """A signature scheme. It checks the headers without the secrets, so the reasons that it returns cannot reveal a
+    secret. `id_header` is the header with the id of the message; None if the signature covers no id."""
 
     id_header: str | None = None
 
     @abstractmethod
     def parse_headers(self, headers: Headers, now: int) -> RequestSignatures | Refused:
-        """The signatures in the headers, or the reason why the headers are invalid."""
+        """Return the signatures in the headers, or the reason why the headers are invalid. `now` is the Unix time in
+        microseconds."""
 
     @abstractmethod
     def key(self, secret: Secret) -> bytes:
-        """The key of a secret; SettingError with the problem, as the end of a sentence about the secret."""
+        """Return the key of a secret. Raises SettingError if the secret is invalid. The text of the error is the end of
+        a sentence that starts with the name of the secret, such as "has 3 bytes"."""
 
     @abstractmethod
     def expected(self, key: bytes, signatures: RequestSignatures, body: Body) -> bytes:
-        """The signature of the body with this key."""
+        """Return the signature that the request must have if it is signed with this key."""
 
 
 class Verifier:
@@ -213,15 +220,17 @@ class Verifier:
         return None if header is None or found is None or isinstance(found, Refused) else found[header]
 
     def check(self, headers: Headers, body: Body, now: int) -> Verdict:
-        """Whether the request is signed with one of the secrets. `body` is the raw body; `now` is the Unix time in
-        microseconds. No request makes this method raise; a body that is not bytes is a TypeError."""
+        """Check whether the request is signed with one of the secrets. `body` is the raw body, and `now` is the Unix
+        time in microseconds. For an invalid request, the method returns Refused and never raises an exception. Raises
+        TypeError if `body` is not bytes."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError("a signature is checked over the raw bytes of the body, before it is decoded or parsed")
         parsed = self._scheme.parse_headers(headers, now)
         return parsed if isinstance(parsed, Refused) else self._compare(parsed, body)
 
     def _compare(self, signatures: RequestSignatures, body: Body) -> Verdict:
-        """Compare every secret with every signature, even after a match: the time must not reveal which one matched."""
+        """Compare the expected signature of every secret with every signature of the request, even after a match. The
+        time must not reveal which of them matched."""
         verified = None
         for index, (label, key) in enumerate(self._keys.items()):
             expected = self._scheme.expected(key, signatures, body)

@@ -1,7 +1,8 @@
-"""Handlers that pass events on: `forward` to a URL, `publish` to a queue or a bus.
+"""Handlers that pass events on. `forward` posts events to a URL; `publish` sends events to a queue or a bus.
 
-A sink raises `errors.RetryLater` if the receiver is busy, broken or unreachable, and `errors.Bury` if the receiver
-rejects the event. A sink does not retry: the gate or the platform delivers the event again.
+Such a handler is called a sink. A sink raises `errors.RetryLater` if the receiver is busy, broken or unreachable, and
+`errors.Bury` if the receiver rejects the event. A sink does not retry: the gate or the platform delivers the event
+again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,8 @@ class ForwardOptions(TypedDict, total=False):
 
 
 def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
-    """A handler that posts each event to a URL, with its key as `Idempotency-Key`. `Forward` describes the options."""
+    """Return a handler that posts each event to a URL, with the key of the event in the header `Idempotency-Key`. The
+    class `forwarding.Forward` describes the options."""
     try:
         from oncegate.sinks.forwarding import Forward
     except ImportError as error:
@@ -37,7 +39,8 @@ def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
 
 
 def publish(url: str) -> Handler:
-    """A handler that sends each event to `sqs://QUEUE?region=…` or `eventbridge://BUS?region=…`."""
+    """Return a handler that sends each event to a destination: `sqs://QUEUE?region=…` or
+    `eventbridge://BUS?region=…`."""
     scheme, separator, _ = url.partition("://")
     if scheme not in _PUBLISHERS or not separator:
         problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
@@ -53,5 +56,5 @@ def _aws() -> Callable[[str], Handler]:
     return publisher
 
 
-# A publisher is imported when its scheme is first used, so that no process pays for a sink that it does not use.
+# The module of a publisher is imported only when its scheme is used, because the import takes time and memory.
 _PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {"sqs": _aws, "eventbridge": _aws}

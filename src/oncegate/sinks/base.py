@@ -1,6 +1,7 @@
-"""Parts that the sinks share.
+"""Code that all sinks use.
 
-They are not in the package itself: the package imports the sinks, so the sinks must not import the package.
+This code is not in `sinks/__init__.py`, because `sinks/__init__.py` imports the sinks. An import in the other direction
+would be a cycle.
 """
 
 import os
@@ -14,5 +15,6 @@ Path: TypeAlias = str | os.PathLike[str]
 
 
 def document(event: Event) -> bytes:
-    """The JSON that a sink sends: the bytes that were received, else the body."""
+    """The JSON that a sink sends: the bytes of the event as received, or the encoded body if the event has no such
+    bytes."""
     return event.raw or msgspec.json.encode(event.body)

@@ -1,7 +1,7 @@
-"""Post each event to a URL, with its key as `Idempotency-Key`.
+"""Post each event to a URL, with the key of the event in the header `Idempotency-Key`.
 
-httpcore, the base of httpx, is used directly: it lets Oncegate choose the address to connect to, and has no redirects,
-cookies or proxies from the environment that would have to be switched off.
+This module uses httpcore, the base of httpx. With httpcore, Oncegate can choose the address to connect to. httpx was
+rejected: its redirects, cookies and proxies from the environment would have to be switched off.
 """
 
 import re
@@ -29,19 +29,20 @@ Headers = list[tuple[bytes, bytes]]
 
 _FAILURES: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 _URL: Final = re.compile(r"https?://[\x21-\x7e]+")
-_CONNECTIONS: Final = 1_000
-_IDLE: Final = 32
-_IDLE_FOR: Final = 15.0  # seconds
-_LONGEST_ANSWER: Final = 64 * 1024
-_LONGEST_WAIT: Final = 3_600
-# 4xx answers that do not mean that the event is wrong: timeout, the same key is in progress, too early, too many.
+_MAX_CONNECTIONS: Final = 1_000
+_MAX_IDLE: Final = 32
+_IDLE_TIMEOUT: Final = 15.0  # seconds
+_MAX_ANSWER_BYTES: Final = 64 * 1024
+_MAX_RETRY_AFTER: Final = 3_600  # seconds
+# 4xx codes after which the event is retried, because the event itself is not wrong: Request Timeout, Conflict (another
+# request with the same key is in progress), Too Early, Too Many Requests.
 _TEMPORARY: Final = frozenset({408, 409, 425, 429})
 _ALWAYS: Final = [(b"Content-Type", b"application/json"), (b"User-Agent", b"oncegate")]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-# One line: no value can end its header and begin another one.
+# A value is a single line, so that a value cannot end its header and begin another header.
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
-# Headers that decide how the request is framed or routed, and those that describe the event.
+# Headers that decide how the request is framed or routed, and headers that describe the event. Oncegate sets them.
 _RESERVED: Final = frozenset(
     {"connection", "content-encoding", "content-length", "content-type", "expect", "host", "idempotency-key"}
     | {"keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "user-agent"}
@@ -49,17 +50,17 @@ _RESERVED: Final = frozenset(
 
 
 class Forward:
-    """A handler that posts the JSON of each event as it was received. Thread-safe.
+    """A handler that posts the JSON of each event, as the JSON was received, to a URL. Thread-safe.
 
-    - `timeout`: for the whole request.
-    - `headers`: additional headers, or a file with one header on each line.
+    - `timeout`: the maximum time for the whole request.
+    - `headers`: additional headers, or the path of a file with one header on each line.
     - `hosts`: the only hosts that the URL may name. `*.example.com` allows every name below example.com.
-    - `allow_private`: allow private and loopback addresses. Only then may the URL be http://.
+    - `allow_private`: allow private and loopback addresses. An http:// URL needs this option.
     - `pins`: SHA-256 hashes of public keys (SPKI). The certificate of the receiver must have one of these keys.
-    - `ca`: a file of certificate authorities to trust instead of those of the system.
-    - `certificate` and `certificate_key`: the client certificate.
+    - `ca`: a file of certificate authorities. They are trusted instead of the authorities of the system.
+    - `certificate` and `certificate_key`: the files with the client certificate and its private key.
 
-    A certificate that no trusted authority has signed, or that is for another name, is always rejected.
+    A receiver's certificate is always rejected if no trusted authority has signed it, or if it is for another name.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Forward:
         certificate_key: Path | None = None,
         clock: Clock = wall,
     ) -> None:
-        parts = _parts(url)
+        parts = _split_url(url)
         _check_host(parts, hosts)
         secure = parts.scheme == "https"
         if not secure and (not allow_private or pins or certificate):
@@ -94,7 +95,7 @@ class Forward:
         self._clock = clock
         self._pool: httpcore.ConnectionPool | None = None
         self._lock = threading.Lock()
-        self._watch = forks.holding(self._lock, self._forget)
+        self._watch = forks.holding(self._lock, self._forget_pool)
 
     def __call__(self, event: Event) -> None:
         headers = [self._host, *_ALWAYS, *event_headers(event), *self._headers.read()]
@@ -114,9 +115,9 @@ class Forward:
             pool.close()
 
     def _post(self, headers: Headers, body: bytes) -> tuple[int, bytes | None]:
-        """Returns the status and the Retry-After header of the answer."""
+        """Post one event. Returns the status and the Retry-After header of the answer."""
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
-        with self._open().stream(
+        with self._get_pool().stream(
             "POST", self._url, headers=headers, content=body, extensions={"timeout": timeouts}
         ) as answer:
             _drain(answer)
@@ -129,54 +130,56 @@ class Forward:
             return
         answered = f"{self.name} answered {status}"
         if status >= 500 or status in _TEMPORARY:
-            raise RetryLater(answered, self._seconds(retry_after), public=True)
+            raise RetryLater(answered, self._retry_seconds(retry_after), public=True)
         if status >= 400:
             raise Bury(f"{answered}: the receiver rejects this event; redrive it when this is fixed", public=True)
         raise RetryLater(f"{answered}: redirects are not followed; configure the new address", public=True)
 
-    def _seconds(self, retry_after: bytes | None) -> float | None:
-        """Retry-After in seconds, from a number or a date, at most an hour; None if it is neither."""
+    def _retry_seconds(self, retry_after: bytes | None) -> float | None:
+        """The value of Retry-After in seconds, at most an hour. The header has a number or a date; None if it has
+        neither."""
         text = (retry_after or b"").decode("latin-1").strip()
         if re.fullmatch(r"[0-9]{1,9}", text):
-            return min(float(text), _LONGEST_WAIT)
+            return min(float(text), _MAX_RETRY_AFTER)
         try:
             when = parsedate_to_datetime(text)
         except ValueError:
             return None
         now = datetime.fromtimestamp(self._clock() / 1e6, UTC)
         left = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - now).total_seconds()
-        return min(max(left, 0.0), _LONGEST_WAIT)
+        return min(max(left, 0.0), _MAX_RETRY_AFTER)
 
-    def _open(self) -> httpcore.ConnectionPool:
+    def _get_pool(self) -> httpcore.ConnectionPool:
         with self._lock:
             if self._pool is None:
                 self._pool = httpcore.ConnectionPool(
                     ssl_context=self._tls,
-                    max_connections=_CONNECTIONS,
-                    max_keepalive_connections=_IDLE,
-                    keepalive_expiry=_IDLE_FOR,
+                    max_connections=_MAX_CONNECTIONS,
+                    max_keepalive_connections=_MAX_IDLE,
+                    keepalive_expiry=_IDLE_TIMEOUT,
                     network_backend=self._network,
                 )
             return self._pool
 
-    def _forget(self) -> None:
-        """Drop the pool in a forked child: two processes on one connection would read each other's answers."""
+    def _forget_pool(self) -> None:
+        """Called in a forked child. Drops the pool: if two processes used one connection, each could read the answers
+        of the other."""
         self._pool = None
 
 
 def _drain(answer: httpcore.Response) -> None:
-    """Read the rest of an answer, so that the connection can be reused. The content is dropped: it may repeat parts of
-    the event. An answer that breaks off here does not change the status."""
+    """Read the body of an answer, so that the connection can be reused. The body is dropped, because it may repeat
+    parts of the event. If the connection breaks while the body is read, the status of the answer is still valid."""
     size = 0
     with suppress(*_FAILURES):
         for chunk in answer.iter_stream():
             size += len(chunk)
-            if size > _LONGEST_ANSWER:
+            if size > _MAX_ANSWER_BYTES:
                 return
 
 
-def _parts(url: str) -> SplitResult:
-    """Split a URL. Errors do not repeat the URL, because its path may be secret."""
+def _split_url(url: str) -> SplitResult:
+    """Split a URL and check it. Error messages do not contain the URL, because its path may be secret."""
     if not isinstance(url, str) or not _URL.fullmatch(url):
         raise SettingError("invalid URL to forward to; use https://, ASCII and no spaces: https://crm.example/events")
     try:
@@ -200,12 +203,12 @@ def _check_host(parts: SplitResult, hosts: Sequence[str]) -> None:
 
 
 def _origin(parts: SplitResult) -> str:
-    """The URL without path and query, which may be secret, for messages."""
+    """The URL for messages, without its path and query, because these may be secret."""
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def _describe(error: Exception) -> str:
-    """The end of a sentence that says why a request failed."""
+    """Why a request failed, as the end of a sentence that starts with the name of the receiver."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -218,7 +221,7 @@ def _describe(error: Exception) -> str:
         return "did not answer in time"
     if isinstance(error, httpcore.ConnectError):
         origin = error.args[0] if error.args else None
-        # strerror does not contain the error number.
+        # strerror, and not str(), because it does not contain the error number.
         return f"cannot be reached: {(origin.strerror if isinstance(origin, OSError) else None) or error}"
     return "closed the connection, or did not answer in HTTP"
 
@@ -227,8 +230,9 @@ def _describe(error: Exception) -> str:
 
 
 class ExtraHeaders:
-    """Headers that the operator configured, such as `Authorization`: given, or in a file with one header on each line.
-    The file is read again for each event, so that a secret can be changed without a restart."""
+    """Headers that the operator has configured, such as `Authorization`. They are a mapping, or the path of a file with
+    one header on each line. The file is read again for each event, so that a secret can be changed without a
+    restart."""
 
     def __init__(self, headers: Mapping[str, str] | Path | None) -> None:
         self._file = None if headers is None or isinstance(headers, Mapping) else File(headers)
@@ -258,7 +262,8 @@ class ExtraHeaders:
 
 
 def encode_headers(headers: Mapping[str, str], where: str = "") -> Headers:
-    """The headers as bytes. Raises SettingError for an invalid header, without its value, which may be secret."""
+    """The headers as bytes. Raises SettingError for an invalid header. The error does not contain the value of the
+    header, because the value may be secret."""
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
             raise SettingError(f"{name!r}{where} is not a valid header name")
@@ -270,7 +275,7 @@ def encode_headers(headers: Mapping[str, str], where: str = "") -> Headers:
 
 
 def event_headers(event: Event) -> Headers:
-    """The headers that describe the event. A value that is not valid in a header is left out."""
+    """The headers that describe the event. A header is left out if its value is not valid in HTTP."""
     values = {
         "Idempotency-Key": None if event.key is None else str(event.key),
         "Oncegate-Source": event.source,

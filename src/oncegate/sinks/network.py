@@ -1,7 +1,8 @@
-"""Connections to sinks: TLS 1.2 or newer and always verified, optional pins, and checks of the address.
+"""Connect to receivers of forwarded events: always verified TLS 1.2 or newer, optional pins, and address checks.
 
-The name of a sink is resolved once for each connection, and the addresses that were checked are the ones that are
-connected to. A name that is checked and then resolved again could lead to another address, inside the network.
+The host name of a receiver is resolved once for each connection. The resulting addresses are checked, and the
+connection is made to one of these addresses. If the name were resolved a second time after the check, it could resolve
+to another address, inside the private network.
 """
 
 import base64
@@ -41,7 +42,7 @@ _LONG_LENGTH: Final = 0x80  # DER
 
 
 def tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
-    """With a `ca`, no other authority is trusted."""
+    """A context for connections with TLS 1.2 or newer. If `ca` is given, no other authority is trusted."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
@@ -58,12 +59,13 @@ def tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> 
 
 
 def _reject_passphrase() -> bytes:
-    """Called by OpenSSL, which would otherwise ask on the terminal."""
+    """OpenSSL calls this function for an encrypted key. Without it, OpenSSL would ask for the passphrase on the
+    terminal."""
     raise ValueError("its key has a passphrase; store the key without one, readable by the service only")
 
 
 def _reason(error: Exception) -> str:
-    """The reason without OpenSSL's error numbers."""
+    """The text of the error, without OpenSSL's error numbers."""
     if isinstance(error, ssl.SSLError):
         reasons = {"KEY_VALUES_MISMATCH": "the key belongs to another certificate"}
         return reasons.get(error.reason or "", "it is not a valid PEM file")
@@ -74,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 def parse_pins(texts: Sequence[str]) -> frozenset[bytes]:
-    """Parse pins in curl's form, sha256//BASE64, or of 64 hexadecimal digits."""
+    """Parse pins. A pin is written in curl's form, sha256//BASE64, or as 64 hexadecimal digits."""
     return frozenset(map(_parse_pin, texts))
 
 
@@ -97,13 +99,13 @@ def format_pin(pin: bytes) -> str:
 
 
 def pin_of(certificate: bytes) -> bytes:
-    """SHA-256 of the public key of a certificate: a renewed certificate with the same key has the same pin."""
+    """The SHA-256 of the public key of a certificate. A renewed certificate with the same key has the same pin."""
     return hashlib.sha256(public_key_of(certificate)).digest()
 
 
 def public_key_of(certificate: bytes) -> bytes:
-    """The SubjectPublicKeyInfo of a certificate in DER. It follows the optional version, the serial number, the
-    algorithm, the issuer, the validity and the subject (RFC 5280, 4.1)."""
+    """The SubjectPublicKeyInfo of a certificate in DER. In a certificate, this member follows the optional version, the
+    serial number, the algorithm, the issuer, the validity and the subject (RFC 5280, 4.1)."""
     signed, _ = _member(certificate, 0)
     at, _ = _member(certificate, signed)
     for _ in range(6 if certificate[at] == _VERSION_TAG else 5):
@@ -112,7 +114,7 @@ def public_key_of(certificate: bytes) -> bytes:
 
 
 def _member(der: bytes, at: int) -> tuple[int, int]:
-    """The start and the end of the content of the DER member at this position."""
+    """The start and the end of the content of the DER member that begins at position `at`."""
     length, begin = der[at + 1], at + 2
     if length & _LONG_LENGTH:
         size = length ^ _LONG_LENGTH
@@ -122,8 +124,8 @@ def _member(der: bytes, at: int) -> tuple[int, int]:
 
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
 
-# Every range that IANA lists as special, even if it is globally reachable: no webhook receiver lives there. Python's
-# `is_global` was rejected, because it changes from version to version.
+# Every IPv4 range that IANA lists as special. Globally reachable special ranges are included, because no webhook
+# receiver has an address in them. Python's `is_global` was rejected, because it changes from version to version.
 _SPECIAL: Final = tuple(
     map(
         ipaddress.IPv4Network,
@@ -149,17 +151,19 @@ _SPECIAL: Final = tuple(
         ),
     )
 )
-# The public range of IPv6, except for the special ranges in it. Everything else is private, special or unassigned.
+# An IPv6 address is public if it is in _PUBLIC_6 and not in a range of _SPECIAL_6. All other IPv6 addresses are
+# private, special or unassigned.
 _PUBLIC_6: Final = ipaddress.IPv6Network("2000::/3")
 _SPECIAL_6: Final = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")))
-# IPv6 addresses that a NAT64 translator maps to IPv4: the IPv4 address is checked. The local-use prefix
-# 64:ff9b:1::/48 is not included, because its mapping is not known here.
+# A NAT64 translator maps these IPv6 addresses to IPv4 addresses, and the IPv4 address is checked. The local-use prefix
+# 64:ff9b:1::/48 is not included, because Oncegate cannot know its mapping.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _BROADCAST: Final = ipaddress.IPv4Address("255.255.255.255")
 
 
 class NotAllowed(Exception):
-    """Connecting to this address or certificate is not allowed. The text says why."""
+    """A connection to this address, or to a receiver with this certificate, is not allowed. The text of the exception
+    says why."""
 
 
 def is_private(address: Address) -> bool:
@@ -177,7 +181,7 @@ def is_not_unicast(address: Address) -> bool:
 
 
 def _target(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address embeds, else the address itself."""
+    """The IPv4 address that is embedded in an IPv6 address; the address itself if there is none."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:
@@ -193,8 +197,8 @@ _deadline: ContextVar[float] = ContextVar("oncegate_sink_deadline", default=_NEV
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Bound the time of everything that is sent and received in this block. A socket timeout is not enough: it starts
-    again with every byte of a slow receiver."""
+    """Limit the total time of all network operations in this block. A socket timeout is not enough: it starts again
+    with every byte that a slow receiver sends."""
     token = _deadline.set(time.monotonic() + seconds)
     try:
         yield
@@ -203,7 +207,8 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 class Network(NetworkBackend):
-    """Connects to allowed addresses only. Without TLS these are private addresses, and only with `allow_private`."""
+    """Connects to allowed addresses only. Private addresses are allowed with `allow_private`. Public addresses are
+    allowed with TLS only."""
 
     def __init__(self, *, allow_private: bool, secure: bool, pins: Collection[bytes]) -> None:
         self._allow_private = allow_private
@@ -232,7 +237,7 @@ class Network(NetworkBackend):
         raise failure
 
     def _resolve(self, host: str, port: int) -> list[str]:
-        """All addresses of a name. Raises NotAllowed if one of them is not allowed."""
+        """All addresses of a host name. Raises NotAllowed if one of these addresses is not allowed."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -252,7 +257,8 @@ class Network(NetworkBackend):
 
 
 class _Stream(NetworkStream):
-    """A connection that respects the deadline. With pins, nothing is sent before the pin is checked."""
+    """A connection that respects the deadline. If there are pins, no data is sent before the pin of the receiver is
+    checked."""
 
     def __init__(self, stream: NetworkStream, pins: Collection[bytes]) -> None:
         self._stream = stream
@@ -288,7 +294,8 @@ def _peer_pin(stream: NetworkStream) -> bytes:
 
 
 def _timeout(timeout: float | None, expired: type[Exception]) -> float | None:
-    """The timeout of a single step, bounded by the deadline. Raises `expired` after the deadline."""
+    """The timeout of one network operation: `timeout`, or the time until the deadline if this time is shorter. Raises
+    `expired` after the deadline."""
     left = _deadline.get() - time.monotonic()
     if left <= 0:
         raise expired("the deadline is over")

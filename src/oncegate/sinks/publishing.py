@@ -1,7 +1,7 @@
-"""Send each event to an SQS queue or an EventBridge bus, with its key.
+"""Send each event, with its key, to an SQS queue or an EventBridge bus.
 
-Destinations are URLs: `sqs://QUEUE?region=…` and `eventbridge://BUS?region=…`. Credentials are never part of a URL:
-botocore finds them.
+A destination is a URL: `sqs://QUEUE?region=…` or `eventbridge://BUS?region=…`. A URL never contains credentials:
+botocore finds the credentials.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ _BUS: Final = re.compile(r"[A-Za-z0-9_./-]{1,256}")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}")
 _USE: Final = "use sqs://QUEUE?region=eu-central-1 or eventbridge://BUS?region=eu-central-1"
 _COMMON: Final = ("region", "endpoint", "timeout")
-_CONNECTIONS: Final = 64
+_MAX_CONNECTIONS: Final = 64
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
-_LONGEST_TYPE: Final = 128
-# Error codes and texts by which AWS rejects the event itself.
+_MAX_TYPE_LENGTH: Final = 128
+# Error codes and error texts of AWS that mean: AWS rejects the event itself.
 _REJECTED: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
 _TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
 _HINTS: Final = failures.ErrorHints(
@@ -49,8 +49,8 @@ _HINTS: Final = failures.ErrorHints(
 
 
 class Destination(Struct, frozen=True, kw_only=True):
-    """`timeout` is in seconds. `account` owns the queue, if it is another account. `source` is the `source` of events
-    on a bus."""
+    """A queue or a bus. `timeout` is in seconds. `account` is the AWS account that owns the queue, if it differs from
+    the account of the credentials. `source` is the field `source` of the events that are put on a bus."""
 
     service: str
     name: str
@@ -61,14 +61,14 @@ class Destination(Struct, frozen=True, kw_only=True):
     source: str = "oncegate"
 
     def canonical(self, region: str | None) -> str:
-        """One spelling for a queue or bus in records: its name and region. The account and the endpoint are not part
-        of it, because they may be left out of the URL."""
+        """The form in which records store the destination: its name and its region. The account and the endpoint are
+        not included, because the URL of the same destination may omit them."""
         scheme = "sqs" if self.service == "sqs" else "eventbridge"
         return f"{scheme}://{self.name}?region={region}"
 
     @property
     def spoken(self) -> str:
-        """The destination for messages."""
+        """The description of the destination in messages."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
         named = f"the {'SQS queue' if self.service == 'sqs' else 'EventBridge bus'} {self.name}"
         return f"{named} ({where})" if where else named
@@ -128,8 +128,8 @@ def _common(options: dict[str, str]) -> dict[str, object]:
 
 
 def publisher(url: str) -> "Publisher":
-    """The handler for a destination. Its client is created at once, so that a missing region is reported before the
-    first event."""
+    """Return the handler for a destination. The client of the handler is created at once, so that a missing region is
+    reported before the first event."""
     place = read_destination(url)
     created = QueuePublisher(place) if place.service == "sqs" else BusPublisher(place)
     try:
@@ -140,7 +140,8 @@ def publisher(url: str) -> "Publisher":
 
 
 def failure(error: Exception, place: Destination) -> RetryLater | Bury:
-    """Bury if AWS rejects the event itself. Everything else is retried, even if a person has to fix it first."""
+    """The exception to raise after an error of AWS: Bury if AWS rejects the event itself, RetryLater for any other
+    error. An error that a person has to fix first is retried too."""
     if isinstance(error, ClientError):
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
@@ -156,7 +157,7 @@ class Publisher(ABC):
         self.place = place
         self._client: Any = None
         self._lock = threading.Lock()
-        self._watch = forks.holding(self._lock, self._forget)
+        self._watch = forks.holding(self._lock, self._forget_client)
 
     def __call__(self, event: Event) -> None:
         try:
@@ -166,12 +167,14 @@ class Publisher(ABC):
 
     @cached_property
     def publishes_to(self) -> str:
-        """The destination, as it is stored with a published event. A gate that does not publish to it, and finds it in
-        a record, treats the event as the message that came out of it."""
+        """The destination, as the record of a published event stores it. If a gate finds this destination in the record
+        of an event, and does not itself publish to this destination, the gate treats the event as the message that was
+        received from this destination."""
         return self.place.canonical(self.open().meta.region_name)
 
     def open(self) -> Any:
-        """The client. It sends each request once: the gate or the platform retries the event."""
+        """Return the client, and create it first if necessary. The client sends each request once: the gate or the
+        platform retries the event."""
         with self._lock:
             if self._client is None:
                 place = self.place
@@ -182,7 +185,7 @@ class Publisher(ABC):
                     place.spoken,
                     connect_timeout=min(2.0, place.timeout),
                     read_timeout=place.timeout,
-                    max_pool_connections=_CONNECTIONS,
+                    max_pool_connections=_MAX_CONNECTIONS,
                 )
             return self._client
 
@@ -196,14 +199,14 @@ class Publisher(ABC):
     def _send(self, aws: Any, event: Event) -> None:
         """Send one event with this client."""
 
-    def _forget(self) -> None:
+    def _forget_client(self) -> None:
         self._client = None
 
 
 class QueuePublisher(Publisher):
-    """The message body is the JSON of the event, and the attribute `oncegate-key` is its key. In a FIFO queue the key
-    is also the deduplication id (SQS drops duplicates for five minutes), and the events of one entity keep their
-    order."""
+    """Sends each event to a queue. The message body is the JSON of the event, and the message attribute `oncegate-key`
+    is the key of the event. In a FIFO queue, the key is also the deduplication id: SQS drops duplicates for five
+    minutes. In a FIFO queue, the events of one entity also keep their order."""
 
     _queue_url: str | None = None
 
@@ -224,19 +227,20 @@ def _fifo_ids(event: Event) -> dict[str, str]:
 
 
 def _group(entity: str) -> str:
-    """The entity, or its hash if SQS does not allow it as a group id."""
+    """The message group id: the entity, or the hash of the entity if SQS does not allow the entity as a group id."""
     return entity if _GROUP.fullmatch(entity) else hashlib.sha256(entity.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class BusPublisher(Publisher):
-    """The detail is the JSON of the event, or the original detail of an event that came from a bus. The key is a
-    resource, `oncegate:KEY`: an event that is put again has another id, but the same resource."""
+    """Puts each event on a bus. The detail is the JSON of the event. If the event came from a bus, the detail is its
+    original detail. The key of the event is put into the resources as `oncegate:KEY`. If an event is put a second time,
+    EventBridge assigns another id, but the resource is the same."""
 
     def _send(self, aws: Any, event: Event) -> None:
         entry: dict[str, Any] = {
             "EventBusName": self.place.name,
             "Source": self.place.source,
-            "DetailType": (event.type or "event")[:_LONGEST_TYPE],
+            "DetailType": (event.type or "event")[:_MAX_TYPE_LENGTH],
             "Detail": _detail(document(event), None if event.source != "eventbridge" else event.key),
             "Resources": [] if event.key is None else [f"oncegate:{event.key}"],
         }
@@ -249,9 +253,11 @@ class BusPublisher(Publisher):
 
 
 def _detail(raw: bytes, key: Key | None) -> str:
-    """A JSON object, as EventBridge requires: any other value becomes the member `event` of an object. An event whose
-    key was made from its envelope gets a new envelope here, so its key is also added to the detail, for rules that
-    pass on the detail only."""
+    """The detail as a JSON object, because EventBridge requires an object. Any other JSON value becomes the member
+    `event` of an object.
+
+    An event that came from a bus gets a new envelope here. Its `key` may have been made from the old envelope, so the
+    key is also added to the detail, for rules that pass on the detail only."""
     body = msgspec.json.decode(raw)
     if not isinstance(body, dict):
         return msgspec.json.encode({"event": msgspec.Raw(raw)}).decode()
