@@ -194,7 +194,7 @@ class ScriptCaller:
             self._route_around(self._unresponsive)
         replies = self._execute_first(calls, first_reply)
         if self._unresponsive:
-            self._unresponsive -= self._responding(calls, replies)
+            self._unresponsive -= self._responding_servers(calls, replies)
         if CommandFailed in map(type, replies):
             if any(isinstance(reply, CommandFailed) and reply.server_may_have_changed for reply in replies):
                 self._listed_namespaces = self._no_namespaces()  # a new primary may lack the list
@@ -326,7 +326,7 @@ class ScriptCaller:
             self.servers.refresh(unresponsive)
         self._unresponsive = unresponsive & {server.name for server in self.servers.all()}
 
-    def _responding(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
+    def _responding_servers(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
         """The servers that replied, with an error or otherwise."""
         return {
             reply.server if isinstance(reply, CommandFailed) else self.servers.server_of(call.bucket).name

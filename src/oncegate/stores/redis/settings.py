@@ -20,7 +20,7 @@ _COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait
 _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_MOST_BUCKETS: Final = 1024
+_MAX_BUCKETS: Final = 1024
 _SYNTAX: Final = (
     "write redis://host:6379/0; in a user name or password, write %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
 )
@@ -82,7 +82,7 @@ def settings_of(url: str) -> RedisSettings:
         tls,
         cluster,
         _prefix(options.get("prefix", "oncegate")),
-        _number(options, "buckets", 16, 1, _MOST_BUCKETS),
+        _number(options, "buckets", 16, 1, _MAX_BUCKETS),
         _seconds(options, "connect_timeout", "2s"),
         _seconds(options, "timeout", "5s"),
         _number(options, "wait_replicas", 0, 0, 100),
@@ -113,10 +113,10 @@ def _evicting(text: str) -> bool:
     return text == "allowed"
 
 
-def _number(options: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+def _number(options: dict[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
     text = options.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise SettingError(f"{name}={text!r} is not a number from {least} to {most}")
+    if not text.isdecimal() or not minimum <= int(text) <= maximum:
+        raise SettingError(f"{name}={text!r} is not a number from {minimum} to {maximum}")
     return int(text)
 
 

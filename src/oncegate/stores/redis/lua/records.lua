@@ -1,6 +1,6 @@
 -- Functions that parse, pack, find and write records, and that update the lists of records.
 
-local MOST_ATTEMPTS = 65535
+local MAX_ATTEMPTS = 65535
 local ABOUT, RESULT, ERROR, PAYLOAD, LEASE, LOST, SINCE, HANDED = 1, 2, 3, 4, 5, 6, 7, 8 -- the texts of a tail
 local WAITS = {p = true, r = true}
 
@@ -69,7 +69,7 @@ local function parse(value)
 end
 
 local function pack(r)
-  local attempts = math.min(r.attempts, MOST_ATTEMPTS)
+  local attempts = math.min(r.attempts, MAX_ATTEMPTS)
   local low = attempts % 256
   local high = (attempts - low) / 256
   return struct.pack(HEAD, r.state, r.moment, high, r.expires, low, r.first, #r.hash, r.fence, #r.owner)
@@ -161,7 +161,7 @@ local function grant_again(r, owner, lease)
     local texts = parse_tail(r.tail)
     local lost = texts[LOST] and struct.unpack('>I2', texts[LOST]) or 0
     counts = lost > 0 and 1 or 0
-    texts[LOST] = struct.pack('>I2', math.min(lost + 1, MOST_ATTEMPTS))
+    texts[LOST] = struct.pack('>I2', math.min(lost + 1, MAX_ATTEMPTS))
     r.tail = pack_tail(texts)
   end
   r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + counts
