@@ -27,7 +27,7 @@ _SYNTAX: Final = (
 
 
 class RedisSettings(Struct, frozen=True):
-    """Timeouts are in seconds."""
+    """The settings in the URL of a Redis store. Timeouts are in seconds."""
 
     host: str
     port: int = 6379
@@ -49,16 +49,17 @@ class RedisSettings(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Host, port and database, for messages: without the password."""
+        """Host, port and database for messages. The password is not included."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def settings_of(url: str) -> RedisSettings:
-    """Raises SettingError. No message quotes the part of the URL that may hold the password."""
+    """Return the settings in a URL. Raises SettingError if the URL is invalid. The message never includes the part of
+    the URL that may contain the password."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text may hold the password
+    except ValueError:  # the text of this error may contain the password
         raise SettingError(f"the Redis URL is malformed; {_SYNTAX}") from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise SettingError(f"the Redis URL has an @ after its host; {_SYNTAX}")
