@@ -94,7 +94,8 @@ def _file_uri(path: str, mode: str) -> str:
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
-    with _transaction(db, "BEGIN"):  # without it, another process could create the schema between two statements
+    # In one transaction, because another process could create the schema between two statements.
+    with _transaction(db, "BEGIN"):
         read_version(db, path)
     while (mode := _try_wal(db)) is None:
         # SQLite does not wait by itself when two processes switch a new file to WAL at the same time.
