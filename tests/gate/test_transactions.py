@@ -28,13 +28,13 @@ def clock() -> ManualClock:
 @pytest.fixture
 def store(tmp_path: Path, clock: ManualClock) -> Iterator[SqliteStore]:
     store = SqliteStore(str(tmp_path / "store.db"), clock=clock)
-    store._connected().execute("CREATE TABLE effects (event TEXT UNIQUE)")
+    store._get_connection().execute("CREATE TABLE effects (event TEXT UNIQUE)")
     yield store
     store.close()
 
 
 def effects(store: SqliteStore) -> list[str]:
-    return [name for (name,) in store._connected().execute("SELECT event FROM effects ORDER BY event")]
+    return [name for (name,) in store._get_connection().execute("SELECT event FROM effects ORDER BY event")]
 
 
 def write(event: Event, connection: sqlite3.Connection) -> str:
@@ -87,7 +87,7 @@ class TestTransaction:
 
     def test_database_error_of_the_handler(self, store: SqliteStore) -> None:
         """A violated constraint of the user's tables fails the event, not the store."""
-        store._connected().execute("INSERT INTO effects VALUES ('a')")
+        store._get_connection().execute("INSERT INTO effects VALUES ('a')")
         outcome = Gate(store).transaction({"id": "a"}, write)
         assert outcome.status == "failed"
         assert outcome.error is not None

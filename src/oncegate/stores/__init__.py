@@ -12,7 +12,8 @@ from oncegate.text import quoted
 
 
 class _Driver(Struct, frozen=True):
-    """The functions of a store package: open a URL, check a URL without opening it; and the class of the store."""
+    """The entry points of a store package: `open` opens a URL, `check` raises SettingError for an invalid URL without
+    opening it, and `kind` is the class of the store."""
 
     open: Callable[..., Store]
     check: Callable[[str], object]
@@ -67,14 +68,15 @@ def open_store(url: str, *, create: bool = True, clock: Clock | None = None) -> 
     """Open the store at a URL: `memory://`, `sqlite:///path`, `redis://host`, `redis+cluster://host`,
     `postgresql://host/database` or `dynamodb://Table?region=`.
 
-    `create=False` raises StoreRefused if the store does not exist, so that a mistyped URL creates nothing.
-    `clock` replaces the store's clock (microseconds since 1970), for tests.
+    With `create=False`, a store that does not exist is not created: `open_store` raises StoreRefused. A mistyped URL
+    then creates nothing. `clock` replaces the store's clock in tests; it returns microseconds since 1970.
     """
     return _DRIVERS[scheme_of(url)]().open(url, create=create, clock=clock)
 
 
 def open_read_only(url: str) -> Store:
-    """Open an existing store to read it. A store in a file then needs no write permission and waits for no lock."""
+    """Open an existing store for reading. For a store in a file, this needs no write permission and waits for no
+    lock."""
     if scheme_of(url) == "sqlite":
         from oncegate.stores.sqlite import open_sqlite_read_only
 
@@ -83,12 +85,12 @@ def open_read_only(url: str) -> Store:
 
 
 def check_url(url: str) -> None:
-    """Raise SettingError if the URL is invalid. Opens nothing."""
+    """Raise SettingError if the URL is invalid. The store is not opened."""
     _DRIVERS[scheme_of(url)]().check(url)
 
 
 def keeps_events(url: str) -> bool:
-    """Whether the store of a URL keeps admitted events when this process ends."""
+    """Return whether the store of a URL still has its admitted events after this process has ended."""
     return scheme_of(url) != "memory" and issubclass(store_class(url), Inbox)
 
 
@@ -98,7 +100,7 @@ def store_class(url: str) -> type[Any]:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a store URL. Raises SettingError if there is no store for it."""
+    """Return the scheme of a store URL. Raises SettingError if no store has this scheme."""
     if not isinstance(url, str):
         raise SettingError(f"the store must be a URL such as sqlite:///oncegate.db, not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")

@@ -1,8 +1,8 @@
 """The interface of a store, and the optional interfaces that some stores have.
 
-Every verb takes a batch and is atomic for each item of the batch. A store holds addresses, records and documents. It
-knows nothing about events, JSON, how keys are made, or policies. `claim`, `settle`, `renew`, `redrive` and `reset`
-follow the rules of `oncegate.claims.step`.
+Every verb takes a batch. Each item of the batch is processed atomically. A store holds addresses, records and
+documents. The code of a store does not depend on events, JSON, key strategies or policies. `claim`, `settle`, `renew`,
+`redrive` and `reset` follow the rules of `oncegate.claims.step`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +39,9 @@ class Entry(Struct, frozen=True, gc=False):
 class TakeRequest(Struct, frozen=True, gc=False):
     """A dispatcher's request for one waiting event of a namespace.
 
-    With `in_order`, the store returns an event only if no other event of its entity is in progress and no event of its
-    entity that happened earlier is waiting. An event that is first but not yet due delays the later events of its
-    entity. Events without an entity have no order."""
+    With `in_order`, the store returns an event only if no other event of the same entity is in progress, and no event
+    of the same entity that happened earlier is waiting. If the earliest event of an entity is not yet due, the later
+    events of that entity wait for it. Events without an entity are not ordered."""
 
     namespace: str
     owner: bytes
@@ -50,14 +50,16 @@ class TakeRequest(Struct, frozen=True, gc=False):
 
 
 class Document(Struct, frozen=True, gc=False):
-    """A small versioned document, stored beside the claims. Version 0 without a body means: no document."""
+    """A small versioned document. The store keeps documents separately from claims. Version 0 without a body means that
+    the document does not exist."""
 
     version: int = 0
     body: bytes | None = None
 
 
 class Change(Address, frozen=True, gc=False):
-    """Replace a document if its version is still the one that was loaded. `retention` is in microseconds."""
+    """A request to replace a document if the version of the document is still `version`. `retention` is in
+    microseconds."""
 
     version: int
     body: bytes
@@ -77,13 +79,14 @@ class Transactional(Protocol):
     """A store that can commit an effect together with its completion."""
 
     def transact(self, held: ClaimProof, effect: Callable[[Any], Complete], connection: Any = None) -> bool:
-        """Run an effect in a transaction that completes the claim. No other owner can be granted the claim meanwhile.
-        `connection` is a connection of the user, if the store supports one (JoinsTransactions).
+        """Run an effect in a transaction that also completes the claim. Until the transaction ends, the store grants
+        the claim to no other owner. `connection` is a connection of the user, if the store supports user connections
+        (JoinsTransactions).
 
-        The effect gets the connection and returns the completion. Returns False if the caller no longer holds the
-        claim; then nothing was written. Raises EffectFailed or StoreError; then nothing was written either, with one
-        exception: if the reply to the commit was lost, the commit may have happened. The same call then returns
-        False."""
+        The effect gets the connection and returns the completion. `transact` returns False if the caller no longer
+        holds the claim; in this case, nothing was written. It raises EffectFailed or StoreError; in these cases,
+        nothing was written either, with one exception: if the reply to the commit was lost, the commit may have
+        happened. If it has happened, a repeated call returns False."""
 
 
 @runtime_checkable
@@ -91,23 +94,23 @@ class JoinsTransactions(Protocol):
     """A transactional store that can use a connection of the user."""
 
     def check_connection(self, connection: Any) -> None:
-        """Raise SettingError if the store cannot use the connection, and StoreError if the connection is lost. Checks
-        only what is known without a request to the server."""
+        """Raise SettingError if the store cannot use the connection, and StoreError if the connection is lost. The
+        check sends no request to the server."""
 
 
 @runtime_checkable
 class Inbox(Protocol):
-    """A store that keeps events until they are processed, and returns them in order."""
+    """A store that keeps events until they are processed, and can return them in the order of each entity."""
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        """Store payloads. For each payload exactly one request gets Admitted.
+        """Store payloads. For each payload, exactly one request gets Admitted.
 
-        A request with a lease may get Granted instead, if the store keeps no other event of its entity. Of several
-        requests for one entity in a batch, only the event that happened first can be granted. A store that does not
-        check this answers Admitted, as it does to a request without a lease."""
+        A request with a lease may get Granted instead of Admitted, if the store keeps no other event of the same
+        entity. If a batch has several requests for one entity, only the event that happened first can be granted. A
+        store that does not check for other events of the entity answers Admitted, with or without a lease."""
 
     def kept(self, namespace: str) -> int:
-        """Return how many payloads a namespace holds, including those whose handler is running."""
+        """Return how many payloads a namespace holds, including the payloads of events whose handler is running."""
 
 
 @runtime_checkable
@@ -115,82 +118,92 @@ class BatchesMixedOperations(Protocol):
     """A store that writes operations of different kinds in one batch."""
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
-        """Return the answers that the verbs would give to the operations one after the other."""
+        """Execute the operations in one batch. Return the answers that the verbs would give if each operation was
+        called alone, in this order."""
 
 
 @runtime_checkable
 class CountsQueueTime(Protocol):
-    """A store that waits for a lock before it writes, and counts the time that a call has spent in a queue."""
+    """A store that waits for a lock before it writes, and that can count the time in a queue as part of this wait."""
 
     def waited(self, seconds: float) -> AbstractContextManager[None]:
-        """Inside the context, the calls of this thread count as queued for `seconds` already. If the wait of another
-        call has timed out since they were queued, the store subtracts `seconds` from its timeout."""
+        """Return a context in which the calls of this thread count as already queued for `seconds`. If the lock
+        wait of another call has timed out since these calls were queued, the store subtracts `seconds` from their
+        timeout."""
 
 
 @runtime_checkable
 class CanProbe(Protocol):
-    """A store that can check whether it accepts writes, because a successful read would not prove it."""
+    """A store that can check whether it accepts writes. A successful read does not prove that a write would succeed."""
 
     def probe(self, within: int) -> None:
-        """Raise StoreError if the store accepts no writes now, as far as a check of `within` microseconds can show."""
+        """Raise StoreError if a check of at most `within` microseconds shows that the store accepts no writes now."""
 
 
 @runtime_checkable
 class KnowsEndedProcesses(Protocol):
-    """A store that can find out whether the process that made a claim still runs."""
+    """A store that can check whether the process that made a claim has ended."""
 
     def has_ended(self, owner: bytes) -> bool:
-        """Whether the process of this claim owner is known to have ended."""
+        """Return True if the process of this claim owner is known to have ended. False: it may still run."""
 
 
 @runtime_checkable
 class CanScan(Protocol):
-    """A store without an order of records. Each ordered page reads the whole store, so an unordered scan is faster."""
+    """A store that does not keep records in order. Each ordered page reads the whole store, so one unordered scan is
+    faster than many ordered pages."""
 
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
-        """Yield all records that `browse` would list, in any order. A record that changes meanwhile may come twice."""
+        """Yield all records that `browse` would list, in any order. A record that changes during the scan may be
+        yielded twice."""
 
 
 class Store(Protocol):
-    """Synchronous and thread-safe. A store that is reached over a network has an attribute `remote`.
+    """A store of claims and documents. It is synchronous and thread-safe. A store that is reached over a network has
+    the attribute `remote`.
 
-    Every verb raises StoreError if it fails. Then either nothing of the batch was written, or all of it was written and
-    the reply was lost. In the second case, `claim`, `settle` and `renew` give the same answers when they are repeated.
+    A verb that fails raises StoreError. In this case, either nothing of the batch was written, or all of the batch was
+    written and the reply was lost. If the reply was lost, `claim`, `settle` and `renew` give the same answers when the
+    caller repeats the batch.
 
-    Every list of answers has the length and order of the requests. A batch is judged in order, as if its items came one
-    by one. An expired record or document is absent from the microsecond of its expiry, whether or not it was deleted.
+    Every list of answers has the length and the order of the requests. The items of a batch are judged in order, as if
+    each item was sent alone. From the microsecond of its expiry, a record or document counts as absent, even if it is
+    not deleted yet.
     """
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
-        """Request claims. Exactly one owner gets Granted until its lease ends."""
+        """Request claims. For each address, exactly one owner gets Granted until the lease of this owner ends."""
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """End claims. False: the caller no longer holds the claim, and nothing was written."""
+        """End claims. The answer is False if the caller no longer holds the claim; nothing was written then."""
 
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        """Move the end of leases to now + lease. False: the caller no longer holds the claim."""
+        """Move the end of each lease to now + `lease`. The answer is False if the caller no longer holds the claim."""
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
-        """Grant each request one record that has a payload and no live lease; None: there are no more.
+        """Grant each request one record that has a payload and no live lease. The answer is None if no such record is
+        left.
 
-        The record is the grant: in progress, owned by the request's owner, with its payload."""
+        The returned record is in progress, has the owner of the request, and includes the payload."""
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         """Read documents. Documents and records have separate addresses."""
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        """Write documents whose version has not changed since `load`. Versions only increase."""
+        """Replace documents whose version has not changed since `load`. The answer is False if the version has changed.
+        The version of a document only increases."""
 
     def dead_letters(
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
-        """Return a page of dead letters in the order of their addresses, starting after `after`."""
+        """Return a page of at most `limit` dead letters in the order of their addresses, starting after `after`."""
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        """Return dead letters to processing. False: the record is not a dead letter."""
+        """Return dead letters to processing. The answer is False if the record is not a dead letter."""
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        """Delete records. False: there is no record, or the request allows only dead letters and it is not one."""
+        """Delete records. The answer is False if there is no record, or if the request has `only_dead` and the record
+        is not a dead letter."""
 
     def browse(
         self,
@@ -200,7 +213,8 @@ class Store(Protocol):
         after: Address | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """Return a page of records in the order of their addresses; with `key`, that key in every namespace."""
+        """Return a page of at most `limit` records in the order of their addresses, starting after `after`. With `key`,
+        the page has only the records of this key, in every namespace or in `namespace`."""
 
     def close(self) -> None:
         """Close files and connections. A second call does nothing."""
@@ -210,11 +224,12 @@ _PAGE = 1_000
 
 
 def scan(store: Store, namespace: str | None = None) -> Iterator[Entry]:
-    """Yield all records in the order that is fastest for the store. A record that changes meanwhile may come twice."""
-    return store.scan(namespace) if isinstance(store, CanScan) else _in_pages(store, namespace)
+    """Yield all records in the order that is fastest for the store. A record that changes during the scan may be
+    yielded twice."""
+    return store.scan(namespace) if isinstance(store, CanScan) else _scan_pages(store, namespace)
 
 
-def _in_pages(store: Store, namespace: str | None) -> Iterator[Entry]:
+def _scan_pages(store: Store, namespace: str | None) -> Iterator[Entry]:
     after = None
     while page := store.browse(namespace, after=after, limit=_PAGE):
         yield from page

@@ -1,18 +1,19 @@
-"""Circuit breaker: after several failures or slow answers in a row, a store is not called for a while.
+"""The circuit breaker stops calls to a store for a while after several failures or slow answers in a row.
 
-    closed ── 5 in a row failed or were slow ──▶ open ── the pause is over ──▶ half open: one call probes
-      ▲                                           ▲                              │
-      └──────────── the call answered in time ────┼──────────────────────────────┤
-                                                  └── it failed or was slow: twice the pause
+    closed ── 5 calls in a row failed or were slow ──▶ open ── the pause is over ──▶ half open: one call probes
+      ▲                                                 ▲                              │
+      └──────────── the probe answered in time ─────────┼──────────────────────────────┤
+                                                        └── the probe failed or was slow: twice the pause
 
-While the breaker is open, claims fail at once. Settlements and renewals always go through (`always`).
+While the breaker is open, claims fail at once. Settlements and renewals are always sent to the store (`always`).
 
-An answer is slow if it took longer than `slow` and longer than ten times the median of the last answers: a distant
-store that answers in 60 ms every time is healthy. Slow answers count in the median, too. So if a store becomes slower
-for good, events fail for a minute or two, and then the store is used at its new speed.
+An answer is slow if it took longer than `slow` and also longer than ten times the median of the last answers. The
+median is used because a distant store that answers in 60 ms every time is healthy. Slow answers are included in the
+median. So if a store becomes permanently slower, events fail for a minute or two. After this time, the new speed of the
+store counts as normal.
 
-A call that began before the breaker last changed says nothing about the present, so its result is not counted: every
-change starts a new generation.
+Every change of the breaker (opened, opened again, closed) starts a new generation. The result of a call is counted only
+in the generation in which the call began: an older call says nothing about the present state of the store.
 """
 
 import threading
@@ -26,16 +27,16 @@ from oncegate.durations import spoken
 from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
 
 IN_A_ROW: Final = 5
-_PER_ALLOWANCE: Final = 10
-_RECENT: Final = 21
+_ITEMS_PER_ALLOWANCE: Final = 10
+_RECENT_ANSWERS: Final = 21
 _TIMES_MEDIAN: Final = 10
 _FIRST_PAUSE: Final = 1_000_000
 _LONGEST_PAUSE: Final = 30_000_000
 
 
 class CircuitBreaker:
-    """No answer is slow up to `slow` microseconds; a batch gets as much again for every ten items. `notify` is called
-    with the name of each change and the reason."""
+    """An answer within `slow` microseconds is never slow. For a batch, this limit grows by `slow` for every ten items.
+    The breaker calls `notify` with the name of each change and the reason."""
 
     def __init__(self, slow: int, boot: Clock, notify: Callable[[str, str], object] | None = None) -> None:
         self._slow = slow
@@ -46,62 +47,65 @@ class CircuitBreaker:
         self._failures = 0
         self._pause = _FIRST_PAUSE
         self._open_until: int | None = None
-        self._recent: deque[int] = deque(maxlen=_RECENT)  # how long the last answers took, per ten items
+        self._recent: deque[int] = deque(maxlen=_RECENT_ANSWERS)  # times of the last answers, per ten items
         self._probing = False
-        self._why = ""
-        self._refusal: type[StoreUnavailable] = StoreUnavailable
-        self._watch = forks.holding(self._lock, self._let_try)
+        self._reason = ""
+        self._error_class: type[StoreUnavailable] = StoreUnavailable
+        self._watch = forks.holding(self._lock, self._forget_probe)
 
-    def _let_try(self) -> None:
-        """A forked child does not share the probe of its parent."""
+    def _forget_probe(self) -> None:
+        """Let a forked child probe the store itself: the probe of the parent does not end in the child."""
         self._probing = False
 
     def watch(self, size: int, *, always: bool = False, reads: bool = False) -> "_Watch":
-        """A context for one call with a batch of this size. It raises StoreUnavailable, with the reason and the time
-        left, instead of calling while the breaker is open. A call that only `reads` goes through while the store
-        refuses writes, and is not counted then."""
+        """Return a context for one call with a batch of `size` items. While the breaker is open, entering the context
+        raises StoreUnavailable with the reason and the time until the next probe. Exception: if the breaker is open
+        because the store refuses writes, a call that only `reads` is sent to the store and is not counted."""
         return _Watch(self, size, always, reads)
 
     def begin(self, *, always: bool, reads: bool) -> int | None:
-        """The generation in which the call counts; None if it does not count."""
-        generation = self._generation  # read before `_open_until`: what opens the breaker meanwhile is a later one
+        """Return the generation in which the call is counted, or None if the call is not counted. Raises
+        StoreUnavailable if the breaker is open and the call may not be sent."""
+        # Read before `_open_until`: if the breaker opens between the two reads, it opens in a later generation.
+        generation = self._generation
         if self._open_until is not None and not always:
-            if reads and self._refusal is StoreReadOnly:
+            if reads and self._error_class is StoreReadOnly:
                 return None
-            generation = self._admitted()
+            generation = self._begin_while_open()
         return generation
 
     def end(self, generation: int, size: int, took: int, error: BaseException | None) -> None:
         if error is None:
-            took //= 1 + size // _PER_ALLOWANCE
-            slow = self._too_slow(took) if took > self._slow else None
+            took //= 1 + size // _ITEMS_PER_ALLOWANCE
+            slow = self._slow_reason(took) if took > self._slow else None
             self._recent.append(took)
-            if slow or self._failures or self._open_until is not None:  # otherwise there is nothing to count
+            if slow or self._failures or self._open_until is not None:  # otherwise the counts do not change
                 self._count(generation, slow)
         elif isinstance(error, Unkeepable):  # the store answered
             self._count(generation, None)
         elif isinstance(error, StoreError):
             self._count(generation, str(error), read_only=isinstance(error, StoreReadOnly))
         else:
-            self._abandon(generation)
+            self._end_uncounted(generation)
 
-    def _too_slow(self, took: int) -> str | None:
-        """Why an answer that took longer than `slow` counts as slow; None if it is usual for this store."""
-        recent = sorted(list(self._recent))  # noqa: C414  # a copy in one step: other threads append
+    def _slow_reason(self, took: int) -> str | None:
+        """Return why an answer that took longer than `slow` counts as slow, or None if this time is usual for the
+        store."""
+        recent = sorted(list(self._recent))  # noqa: C414  # list() copies in one step: other threads append
         limit = max(self._slow, _TIMES_MEDIAN * recent[len(recent) // 2]) if recent else took
         if took <= limit:
             return None
         return f"it took {spoken(took)} to answer; the limit is {spoken(limit)}"
 
-    def _admitted(self) -> int:
+    def _begin_while_open(self) -> int:
         with self._lock:
             if self._open_until is None:
                 return self._generation
             left = self._open_until - self.boot()
             if left > 0 or self._probing:
                 next_call = f"in {spoken(left)}" if left > 0 else "now, by one probe"
-                raise self._refusal(
-                    f"circuit breaker open after failures in a row, next call {next_call} ({self._why}); "
+                raise self._error_class(
+                    f"circuit breaker open after failures in a row, next call {next_call} ({self._reason}); "
                     "the setting `breaker` is the time after which an answer counts as slow"
                 )
             self._probing = True
@@ -111,16 +115,16 @@ class CircuitBreaker:
         change = None
         with self._lock:
             if generation == self._generation:
-                change = self._failed(failure, read_only) if failure is not None else self._answered()
+                change = self._count_failure(failure, read_only) if failure is not None else self._count_answer()
         if change is not None and self._notify is not None:
-            self._notify(change, self._why)
+            self._notify(change, self._reason)
 
-    def _failed(self, why: str, read_only: bool) -> str | None:
+    def _count_failure(self, why: str, read_only: bool) -> str | None:
         if self._open_until is not None and not self._probing:
-            return None  # a settlement or renewal failed once more while the breaker is open
+            return None  # a settlement or a renewal failed while the breaker is open: the breaker does not change
         self._failures += 1
-        self._why = why
-        self._refusal = StoreReadOnly if read_only else StoreUnavailable
+        self._reason = why
+        self._error_class = StoreReadOnly if read_only else StoreUnavailable
         if self._failures < IN_A_ROW and self._open_until is None:
             return None
         self._generation += 1
@@ -129,7 +133,7 @@ class CircuitBreaker:
         self._probing = False
         return "breaker.opened"
 
-    def _answered(self) -> str | None:
+    def _count_answer(self) -> str | None:
         self._failures = 0
         if self._open_until is None:
             return None
@@ -137,15 +141,16 @@ class CircuitBreaker:
         self._open_until, self._probing = None, False
         return "breaker.closed"
 
-    def _abandon(self, generation: int) -> None:
-        """A call that ended without an answer, for example by an interrupt, is not counted; another may probe."""
+    def _end_uncounted(self, generation: int) -> None:
+        """End a call that got no answer, for example because of an interrupt. The call is not counted. If it was the
+        probe, another call may probe."""
         with self._lock:
             if generation == self._generation:
                 self._probing = False
 
 
 class _Watch:
-    """One call to the store, from before it is sent to its answer."""
+    """The context of one call to the store. It measures the time from before the call is sent until its answer."""
 
     __slots__ = ("_always", "_breaker", "_generation", "_reads", "_sent_at", "_size")
 

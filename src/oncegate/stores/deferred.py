@@ -1,7 +1,7 @@
-"""A deferred store: a remote store that could not be reached at start, and is opened by a later call.
+"""A deferred store is a remote store that could not be reached at start and is opened by a later call.
 
-Until it is open every call raises StoreError, like the calls to a store that became unreachable later. So the policy
-`on_store_error` of the gate applies to the events.
+Until the store is open, every call raises StoreError, as it does for a store that became unreachable after the start.
+So the gate applies its policy `on_store_error` to the events.
 """
 
 import threading
@@ -20,8 +20,8 @@ _NOT_FORWARDED: Final = ("close", "before_fork", "after_fork")
 
 
 def open_or_defer(url: str) -> Store:
-    """Open the store at a URL. A remote store that cannot be reached is opened later. An error that does not go away by
-    itself, such as a wrong password, is raised now."""
+    """Open the store at a URL. If a remote store cannot be reached, warn and return a deferred store. An error that
+    does not go away without a change by the user, such as a wrong password, is raised now."""
     try:
         return open_store(url)
     except StoreUnavailable as error:
@@ -51,19 +51,19 @@ class _DeferredStore:
         self._lock = threading.Lock()
         self._watch = forks.holding(self._lock)
 
-    def _opened(self) -> Store:
-        """The store; raises the error of the last try if it is not open yet. One thread at a time tries to open it, at
-        most once a second; the others do not wait."""
+    def _open_or_raise(self) -> Store:
+        """Return the open store. If the store is not open, try to open it, at most once a second and in one thread at a
+        time. If the store is still not open, raise the error of the last try. Other threads do not wait for the try."""
         if self._store is None and self._boot() - self._tried_at >= _TRY_EVERY and self._lock.acquire(blocking=False):
             try:
-                self._try()
+                self._try_to_open()
             finally:
                 self._lock.release()
         if self._store is None:
             raise type(self._error)(*self._error.args)
         return self._store
 
-    def _try(self) -> None:
+    def _try_to_open(self) -> None:
         if self._store is not None or self._closed:
             return
         try:
@@ -80,15 +80,15 @@ class _DeferredStore:
 
 
 def _deferred_class(kind: type[Any]) -> type[_DeferredStore]:
-    """A class with the public methods of this kind of store. `__getattr__` would not do: isinstance() looks for the
-    methods of a protocol on the class."""
+    """Return a class with the public methods of this kind of store. `__getattr__` was rejected: isinstance() looks for
+    the methods of a protocol on the class, and would not find them."""
     methods = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
-    forwarded = {name: _forwarding(name) for name in methods if name not in _NOT_FORWARDED}
+    forwarded = {name: _make_forwarder(name) for name in methods if name not in _NOT_FORWARDED}
     return type(f"Deferred{kind.__name__}", (_DeferredStore,), forwarded)
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
+def _make_forwarder(name: str) -> Callable[..., Any]:
     def forward(self: _DeferredStore, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._opened(), name)(*args, **kwargs)
+        return getattr(self._open_or_raise(), name)(*args, **kwargs)
 
     return forward

@@ -1,4 +1,7 @@
-"""The memory store: `oncegate.claims.step` under a lock. For tests, and for records that may end with the process."""
+"""The memory store calls `oncegate.claims.step` under a lock.
+
+Use it in tests, and for records that may be lost when the process ends.
+"""
 
 import heapq
 import threading
@@ -37,8 +40,10 @@ _unpack = msgpack.Decoder(Record).decode
 
 
 class MemoryStore(StepStore):
-    """Records in a dict per namespace. Nearly all records are completed. These are stored as one packed bytes object,
-    which halves the memory per key (about 300 bytes instead of 590) and costs a fifth of the speed."""
+    """A store that keeps its records in one dict per namespace.
+
+    Nearly all records are completed. A completed record is stored as one packed bytes object. This halves the memory
+    per key (about 300 bytes instead of 590) and costs a fifth of the speed."""
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = store_clock(clock)
@@ -46,9 +51,9 @@ class MemoryStore(StepStore):
         self._watch = forks.holding(self._lock)
         self._records: dict[str, dict[bytes, Record | bytes]] = {}
         self._documents: dict[str, dict[bytes, tuple[Document, int]]] = {}
-        # Addresses of records with an unprocessed payload, with their entities.
+        # The address of each record with an unprocessed payload, and the entity of the record.
         self._waiting: dict[tuple[str, bytes], str | None] = {}
-        self._waiting_of: Counter[Entity] = Counter()  # how many of them each entity has
+        self._waiting_per_entity: Counter[Entity] = Counter()  # how many addresses in `_waiting` each entity has
         self._expiry = _Expiry()
         self._buffer = bytearray()
 
@@ -63,7 +68,7 @@ class MemoryStore(StepStore):
                 operations = keep_first_leases(operations, self._find_busy)
             namespace, records = None, {}
             for operation, position in zip(operations, positions, strict=False):
-                if operation.namespace is not namespace:  # mostly one object for a whole batch
+                if operation.namespace is not namespace:  # usually all operations of a batch share one str object
                     namespace = operation.namespace
                     records = self._records.setdefault(namespace, {})
                 stored = records.get(operation.key)
@@ -91,7 +96,8 @@ class MemoryStore(StepStore):
             del records[key]
         else:
             if after.state == COMPLETED:
-                # Through one buffer: bytes made by `encode` keep the spare memory that the encoder reserved.
+                # Pack into one shared buffer and copy it: bytes from `encode` would keep the memory that the encoder
+                # reserved and did not use.
                 _pack_into(after, self._buffer)
                 records[key] = bytes(self._buffer)
             else:
@@ -102,15 +108,17 @@ class MemoryStore(StepStore):
             self._update_waiting((where.namespace, key), after)
 
     def _update_waiting(self, where: tuple[str, bytes], record: Record | None) -> None:
-        """Add, move to the end or remove a record in the list of waiting events."""
+        """Update the list of waiting events after a change of this record: add the record, move the record to the end,
+        or remove it."""
         if where in self._waiting:
-            self._waiting_of[where[0], self._waiting.pop(where)] -= 1
+            self._waiting_per_entity[where[0], self._waiting.pop(where)] -= 1
         if record is not None and record.payload is not None and record.state != DEAD:
             self._waiting[where] = entity = record.about.entity
-            self._waiting_of[where[0], entity] += 1
+            self._waiting_per_entity[where[0], entity] += 1
 
     def _sweep(self, now: int, operations: int) -> None:
-        """Delete expired entries, at most `_MIN_SWEEP` more than the number of operations that may add entries."""
+        """Delete expired entries. Up to `operations` + `_MIN_SWEEP` keys are checked, which is more than the operations
+        can add."""
         for entries, key in self._expiry.due(now, operations + _MIN_SWEEP):
             expires_at = _expires_at(entries.get(key))
             if expires_at is not None and expires_at > now:
@@ -122,7 +130,9 @@ class MemoryStore(StepStore):
         with self._lock:
             now = self._clock()
             in_order = {want.namespace for want in wants if want.in_order}
-            waiting = {name: self._waiting_in(name, name in in_order, now) for name in {w.namespace for w in wants}}
+            waiting = {
+                name: self._waiting_entries(name, name in in_order, now) for name in {w.namespace for w in wants}
+            }
             return [self._take(want, waiting[want.namespace], now) for want in wants]
 
     def kept(self, namespace: str) -> int:
@@ -130,11 +140,11 @@ class MemoryStore(StepStore):
             return sum(where[0] == namespace for where in self._waiting)
 
     def _find_busy(self, entities: Collection[Entity]) -> set[Entity]:
-        return {entity for entity in entities if self._waiting_of[entity]}
+        return {entity for entity in entities if self._waiting_per_entity[entity]}
 
-    def _waiting_in(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
+    def _waiting_entries(self, namespace: str, in_order: bool, now: int) -> Iterator[Entry]:
         waiting = [Entry(*where, self._waiting_record(where)) for where in self._waiting if where[0] == namespace]
-        return iter(_in_order(waiting, now) if in_order else waiting)
+        return iter(_first_of_each_entity(waiting, now) if in_order else waiting)
 
     def _take(self, want: TakeRequest, waiting: Iterator[Entry], now: int) -> Entry | None:
         for entry in waiting:
@@ -146,7 +156,7 @@ class MemoryStore(StepStore):
         return None
 
     def _waiting_record(self, where: tuple[str, bytes]) -> Record:
-        record = _unpacked(self._records[where[0]][where[1]])
+        record = _as_record(self._records[where[0]][where[1]])
         assert record is not None  # noqa: S101  # `_waiting` holds addresses of existing records only
         return record
 
@@ -181,7 +191,7 @@ class MemoryStore(StepStore):
     ) -> list[Entry]:
         with self._lock:
             found = (entry for entry in self._entries(namespace, after) if entry.record.state == DEAD)
-            return heapq.nsmallest(limit, found, key=_order)
+            return heapq.nsmallest(limit, found, key=_address_of)
 
     def browse(
         self,
@@ -192,7 +202,7 @@ class MemoryStore(StepStore):
         limit: int = 100,
     ) -> list[Entry]:
         with self._lock:
-            return heapq.nsmallest(limit, self._entries(namespace, after, key), key=_order)
+            return heapq.nsmallest(limit, self._entries(namespace, after, key), key=_address_of)
 
     def _entries(self, namespace: str | None, after: Address | None, key: bytes | None = None) -> Iterator[Entry]:
         now = self._clock()
@@ -200,7 +210,7 @@ class MemoryStore(StepStore):
             if namespace not in (None, name):
                 continue
             for found in list(records) if key is None else [key]:
-                record = _unpacked(records.get(found))
+                record = _as_record(records.get(found))
                 if record is not None and is_listed((name, found), record, after, now):
                     yield Entry(name, found, record)
 
@@ -222,24 +232,28 @@ def check_memory(url: str) -> None:
         raise SettingError("the memory store takes no address or options: write memory://")
 
 
-def _unpacked(stored: Record | bytes | None) -> Record | None:
+def _as_record(stored: Record | bytes | None) -> Record | None:
     return _unpack(stored) if type(stored) is bytes else stored  # type: ignore[return-value]
 
 
 def _expires_at(stored: Record | bytes | tuple[Document, int] | None) -> int | None:
     if isinstance(stored, tuple):
         return stored[1]
-    record = _unpacked(stored)
+    record = _as_record(stored)
     return None if record is None else record.expires_at
 
 
-def _in_order(waiting: Sequence[Entry], now: int) -> Iterable[Entry]:
-    """Yield events without an entity, and the first event of each entity that has no event in progress."""
+def _first_of_each_entity(waiting: Sequence[Entry], now: int) -> Iterable[Entry]:
+    """Yield the events without an entity. For each entity that has no event in progress, also yield its first event."""
     by_entity: dict[str, list[Entry]] = {}
     for entry in waiting:
         if entry.record.about.entity is not None:
             by_entity.setdefault(entry.record.about.entity, []).append(entry)
-    firsts = {entity: min(of_it, key=_happened) for entity, of_it in by_entity.items() if not _is_running(of_it, now)}
+    firsts = {
+        entity: min(entries, key=_order_in_entity)
+        for entity, entries in by_entity.items()
+        if not _is_running(entries, now)
+    }
     for entry in waiting:
         if entry.record.about.entity is None or firsts.get(entry.record.about.entity) is entry:
             yield entry
@@ -249,28 +263,28 @@ def _is_running(entries: Iterable[Entry], now: int) -> bool:
     return any(entry.record.state == IN_PROGRESS and now < entry.record.lease_until for entry in entries)
 
 
-def _happened(entry: Entry) -> tuple[int, int, bytes]:
+def _order_in_entity(entry: Entry) -> tuple[int, int, bytes]:
     record = entry.record
     occurred_at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
     return occurred_at, record.first_seen, entry.key
 
 
-def _order(entry: Entry) -> tuple[str, bytes]:
+def _address_of(entry: Entry) -> tuple[str, bytes]:
     return entry.namespace, entry.key
 
 
 class _Expiry:
-    """Keys grouped by the second in which their records expire.
+    """The keys of all entries that expire, grouped by the second in which the entry expires.
 
-    A key stays in its group when the expiry of its record moves. When its second has passed, the caller checks the
-    record and adds the key again if the record has not expired. So a renewal or a completion costs nothing here, and a
-    key costs one pointer.
+    A key stays in its group when the expiry of its entry moves. When the second of the group has passed, the caller
+    checks the entry and adds the key again if the entry has not expired. So a renewal or a completion does not change
+    the groups, and each key needs the memory of one pointer.
     """
 
     def __init__(self) -> None:
         self._groups: dict[int, list[tuple[dict[bytes, Any], list[bytes]]]] = {}
         self._seconds: list[int] = []  # a heap of the seconds in `_groups`
-        # The group of the last added key. The next key mostly belongs to it, too.
+        # The group of the last added key. The next key usually belongs to the same group.
         self._last_second = _NO_SECOND
         self._last_entries: dict[bytes, Any] = {}
         self._last_keys: list[bytes] = []
@@ -294,7 +308,7 @@ class _Expiry:
         return keys
 
     def due(self, now: int, limit: int) -> Iterator[tuple[dict[bytes, Any], bytes]]:
-        """Remove and yield up to `limit` keys whose second has passed."""
+        """Remove and yield up to `limit` keys from groups whose second has passed, each with its dict of entries."""
         if self._last_second * _SECOND <= now:
             self._last_second = _NO_SECOND
         while limit > 0 and self._seconds and self._seconds[0] * _SECOND <= now:

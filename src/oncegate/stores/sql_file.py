@@ -12,9 +12,9 @@ def read_sql(package: str) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return the statements of a `.sql` file by name, without comment lines.
+    """Return the sections of a `.sql` file by name, without comment lines.
 
-    A line `-- name: X` starts section X. A section may hold several statements.
+    A line `-- name: X` starts section X. A section may have several statements.
     """
     found: dict[str, list[str]] = {}
     name = None

@@ -1,4 +1,4 @@
-"""The verbs of stores that judge operations in Python, with `oncegate.claims.step`."""
+"""The base class of stores that judge operations in Python, with `oncegate.claims.step`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from oncegate.claims import Address, Claim, Operation, Record, Redrive, Renew, R
 
 
 class StepStore(ABC):
-    """Every verb is one call of `_apply`, which a subclass implements."""
+    """A store whose verbs are calls of `_apply`. Subclasses implement `_apply`."""
 
     @abstractmethod
     def _apply(self, operations: Sequence[Operation]) -> list[Any]:
-        """Read the records, judge each operation with `step`, write the changes, all atomically. Return the answers
-        in order."""
+        """Read the records, judge each operation with `step`, and write the changes. All of this is one atomic action.
+        Return the answers in the order of the operations."""
 
     def claim(self, requests: Sequence[Claim]) -> list[Verdict]:
         return self._apply(requests)
@@ -32,6 +32,6 @@ class StepStore(ABC):
 
 
 def is_listed(where: tuple[str, bytes], record: Record, after: Address | None, now: int) -> bool:
-    """Whether a page that starts after the address `after` lists this record: it does not list expired records."""
+    """Return whether a page that starts after the address `after` lists this record. Expired records are not listed."""
     is_present = record.expires_at is None or now < record.expires_at
     return is_present and (after is None or where > (after.namespace, after.key))

@@ -215,7 +215,7 @@ class TestSecureDelete:
         assert isinstance(store, SqliteStore)
         claim = claim_of("secret")
         store.claim([claim])
-        store._connected().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._get_connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         assert claim.owner in path.read_bytes()
         assert store.reset([Reset(claim.namespace, claim.key)]) == [True]
         store.close()
@@ -249,7 +249,7 @@ class TestSecureDelete:
             default = db.execute("PRAGMA secure_delete").fetchone()
         store = open_store(f"sqlite:///{tmp_path}/store.db")
         assert isinstance(store, SqliteStore)
-        assert store._connected().execute("PRAGMA secure_delete").fetchone() == default
+        assert store._get_connection().execute("PRAGMA secure_delete").fetchone() == default
         store.close()
 
 

@@ -136,10 +136,10 @@ class TestProbe:
     def test_a_full_disk(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """A full disk fails probes for a while, also if a small write has succeeded since."""
         granted(store)
-        store._connected().execute("PRAGMA max_page_count = 1")
+        store._get_connection().execute("PRAGMA max_page_count = 1")
         with pytest.raises(StoreUnavailable, match="is full"):
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(1_000)])
-        store._connected().execute("PRAGMA max_page_count = 1000000")
+        store._get_connection().execute("PRAGMA max_page_count = 1000000")
         granted(store, key=bytes(16))
         with pytest.raises(StoreUnavailable, match="was full or failed"):
             store.probe(100_000)

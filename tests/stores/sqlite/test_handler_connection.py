@@ -15,13 +15,13 @@ from oncegate.stores.sqlite import SqliteStore, handler_connection
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(str(tmp_path / "store.db"))
-    store._connected().execute("CREATE TABLE effects (event TEXT UNIQUE)")
+    store._get_connection().execute("CREATE TABLE effects (event TEXT UNIQUE)")
     yield store
     store.close()
 
 
 def effects(store: SqliteStore) -> list[str]:
-    return [name for (name,) in store._connected().execute("SELECT event FROM effects ORDER BY event")]
+    return [name for (name,) in store._get_connection().execute("SELECT event FROM effects ORDER BY event")]
 
 
 def write(event: Event, connection: sqlite3.Connection) -> None:
@@ -57,8 +57,8 @@ def rolling_back(connection: sqlite3.Connection) -> Iterator[tuple[str]]:
 class TestRolledBack:
     @pytest.fixture(autouse=True)
     def others(self, store: SqliteStore) -> None:
-        store._connected().execute("CREATE TABLE others (number INTEGER PRIMARY KEY, thing TEXT)")
-        store._connected().execute("INSERT INTO others VALUES (1, 'thing')")
+        store._get_connection().execute("CREATE TABLE others (number INTEGER PRIMARY KEY, thing TEXT)")
+        store._get_connection().execute("INSERT INTO others VALUES (1, 'thing')")
 
     @pytest.mark.parametrize("write_late", WRITES.values(), ids=WRITES)
     def test_nothing_is_written_after(self, store: SqliteStore, write_late: Callable[..., Any]) -> None:
@@ -76,12 +76,12 @@ class TestRolledBack:
         assert outcome.status == "failed"
         assert "SQLite has rolled the transaction back" in (outcome.error or "")
         assert effects(store) == []
-        assert store._connected().execute("SELECT * FROM others").fetchall() == [(1, "thing")]
+        assert store._get_connection().execute("SELECT * FROM others").fetchall() == [(1, "thing")]
 
     def test_a_constraint_that_rolls_back(self, store: SqliteStore) -> None:
         """A handler that ignores the error of a ROLLBACK constraint and goes on fails with that reason."""
-        store._connected().execute("CREATE TABLE seats (number INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
-        store._connected().execute("INSERT INTO seats VALUES (1)")
+        store._get_connection().execute("CREATE TABLE seats (number INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
+        store._get_connection().execute("INSERT INTO seats VALUES (1)")
 
         def book(event: Event, connection: sqlite3.Connection) -> None:
             try:
@@ -203,7 +203,7 @@ class TestPermissions:
         outcome = gate.transaction({"id": "a"}, handler)
         assert outcome.result == (None if fails else ["a"])
         assert effects(store) == ([] if fails else ["a"])
-        assert store._connected().isolation_level is None
+        assert store._get_connection().isolation_level is None
         statuses = [gate.run({"id": "b"}, lambda event: None).status for _ in range(2)]
         assert statuses == ["processed", "duplicate"]
 
@@ -217,6 +217,6 @@ class TestPermissions:
         monkeypatch.setattr(handler_connection, "reset_connection", interrupted)
         with pytest.raises(KeyboardInterrupt):
             Gate(store).transaction({"id": "a"}, write)
-        assert not store._connected().in_transaction
+        assert not store._get_connection().in_transaction
         assert Gate(store).transaction({"id": "b"}, write).status == "processed"
         assert effects(store) == ["b"]

@@ -44,8 +44,8 @@ def test_synchronous_is_full_by_default(tmp_path: Path, option: str, level: int)
     """An answer means that the data is on disk, unless the user chose otherwise."""
     store = open_store(f"sqlite:///{tmp_path}/store.db{option}")
     assert isinstance(store, SqliteStore)
-    assert store._connected().execute("PRAGMA synchronous").fetchone() == (level,)
-    assert store._connected().execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert store._get_connection().execute("PRAGMA synchronous").fetchone() == (level,)
+    assert store._get_connection().execute("PRAGMA journal_mode").fetchone() == ("wal",)
     store.close()
 
 

@@ -43,7 +43,7 @@ class TestSqliteStore(InboxContract, SharedStoreContract):
 
     def kept(self, store: Store) -> int:
         assert isinstance(store, SqliteStore)
-        (count,) = store._connected().execute("SELECT count(*) FROM claims").fetchone()
+        (count,) = store._get_connection().execute("SELECT count(*) FROM claims").fetchone()
         return int(count)
 
 
@@ -51,13 +51,13 @@ def test_full_disk(tmp_path: Path) -> None:
     """On a full disk the whole batch is refused; when there is space again, the store works on."""
     with closing(SqliteStore(str(tmp_path / "store.db"))) as store:
         first = granted(store)
-        (pages,) = store._connected().execute("PRAGMA page_count").fetchone()
-        store._connected().execute(f"PRAGMA max_page_count = {pages + 2}")
+        (pages,) = store._get_connection().execute("PRAGMA page_count").fetchone()
+        store._get_connection().execute(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(StoreUnavailable, match="is full; nothing was written"):
             store.claim([claim_of(key=number.to_bytes(16)) for number in range(1_000)])
         assert len(store.browse()) == 1
         assert complete(store, first)
-        store._connected().execute("PRAGMA max_page_count = 1000000")
+        store._get_connection().execute("PRAGMA max_page_count = 1000000")
         assert len(store.claim([claim_of(key=number.to_bytes(16)) for number in range(1_000)])) == 1_000
 
 
@@ -177,9 +177,9 @@ def test_take_reads_one_snapshot(tmp_path: Path) -> None:
                 completed.append(complete(second, entry.record))
 
         completed: list[bool] = []
-        first._connected().set_trace_callback(complete_elsewhere)
+        first._get_connection().set_trace_callback(complete_elsewhere)
         assert take(first, in_order=True) is None
-        first._connected().set_trace_callback(None)
+        first._get_connection().set_trace_callback(None)
         assert completed == [True]
 
 
@@ -190,7 +190,7 @@ def test_expired_rows_are_swept_a_stretch_at_a_time(tmp_path: Path) -> None:
         store.claim([claim_of(key=os.urandom(16)) for _ in range(5_000)])
         clock.advance("2h")
         store.claim([claim_of(key=os.urandom(16)) for _ in range(128)])
-        (count,) = store._connected().execute("SELECT count(*) FROM claims").fetchone()
+        (count,) = store._get_connection().execute("SELECT count(*) FROM claims").fetchone()
         assert 5_128 - 2 * 256 <= count < 5_128
 
 

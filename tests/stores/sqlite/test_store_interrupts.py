@@ -74,7 +74,7 @@ def test_the_lock_is_released(store: SqliteStore, call: str) -> None:
 
 def test_a_transaction_is_atomic(store: SqliteStore) -> None:
     """An interrupt at any point of a transaction leaves both its effect and its completion, or neither."""
-    store._connected().execute("CREATE TABLE effects (id)")
+    store._get_connection().execute("CREATE TABLE effects (id)")
 
     def transact(record: Record) -> None:
         def effect(db: Any) -> Complete:
@@ -89,9 +89,9 @@ def test_a_transaction_is_atomic(store: SqliteStore) -> None:
         assert store._handler_thread is None
         assert store._db is None or not store._db.in_transaction
         record = stored(store)
-        (effects,) = store._connected().execute("SELECT count(*) FROM effects").fetchone()
+        (effects,) = store._get_connection().execute("SELECT count(*) FROM effects").fetchone()
         seen.add((record and record.state, effects))
-        store._connected().execute("DELETE FROM effects")
+        store._get_connection().execute("DELETE FROM effects")
         reset(store)
     assert seen == {(None, 0), (IN_PROGRESS, 0), (COMPLETED, 1)}
 

@@ -16,5 +16,6 @@ __all__ = ["RedisStore", "open_redis", "settings_of"]
 
 
 def open_redis(url: str, *, create: bool, clock: Clock | None) -> RedisStore:
-    """Open `redis://host:6379/0`, `rediss://` (TLS) or `redis+cluster://any-node:6379`; see docs/stores/redis.md."""
+    """Open a store at `redis://host:6379/0`, `rediss://` (with TLS) or `redis+cluster://any-node:6379`. See
+    docs/stores/redis.md."""
     return RedisStore(settings_of(url), create=create, clock=clock)

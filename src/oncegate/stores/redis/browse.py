@@ -1,4 +1,4 @@
-"""Pages of records and of dead letters, in the order of their addresses, for operators."""
+"""List records and dead letters for operators, in pages that are sorted by address."""
 
 import heapq
 import re
@@ -39,7 +39,7 @@ def dead_letters(caller: ScriptCaller, namespace: str | None, after: Address | N
 
 
 def _lex_range(namespace: str | None, after: Address | None) -> tuple[bytes, bytes]:
-    """The bounds of a page, as arguments of ZRANGEBYLEX."""
+    """Return the bounds of a page as arguments of ZRANGEBYLEX."""
     start, stop = b"-", b"+"
     if namespace is not None:
         encoded = encode_namespace(namespace)
@@ -52,19 +52,19 @@ def _lex_range(namespace: str | None, after: Address | None) -> tuple[bytes, byt
 def browse_key(
     caller: ScriptCaller, key: bytes, namespace: str | None, after: Address | None, limit: int
 ) -> list[Entry]:
-    """The records of one key in all namespaces, or in one."""
+    """Return the records of one key, in all namespaces or in `namespace`."""
     call = caller.call(caller.bucket_of(key), script_calls.LOOK, encode_texts([b"key", key]))
     ((now, *pairs),) = caller.execute([call])
     records = zip(map(decode_namespace, pairs[::2]), map(decode_record, pairs[1::2]), strict=True)
     found = [((name, key), record) for name, record in records if namespace in (None, name)]
-    return _first_entries([each for each in found if is_listed(*each, after, now)], limit)
+    return _first_entries([pair for pair in found if is_listed(*pair, after, now)], limit)
 
 
 def browse_all(caller: ScriptCaller, namespace: str | None, after: Address | None, limit: int) -> list[Entry]:
-    """The first `limit` records after `after`, found by a scan of all keys of all servers.
+    """Return the first `limit` records after the address `after`. This scans all keys of all servers.
 
-    A sorted index of all records would make this fast. It was rejected because every claim would take longer and
-    records would need half as much memory again; browsing is rare."""
+    A sorted index of all records would make this function fast. The index was rejected: every claim would take longer,
+    and records would need 1.5 times the memory, but browsing is rare."""
     best: dict[_Location, Record] = {}
     for locations in _scan_locations(caller, namespace):
         last = max(best) if best and len(best) >= limit else None
@@ -75,7 +75,7 @@ def browse_all(caller: ScriptCaller, namespace: str | None, after: Address | Non
 
 
 def scan_all(caller: ScriptCaller, namespace: str | None) -> Iterator[Entry]:
-    """All records, in no particular order."""
+    """Yield all records, in no particular order."""
     for locations in _scan_locations(caller, namespace):
         yield from (Entry(*location, record) for location, record in _read_records(caller, locations, None))
 
@@ -85,7 +85,8 @@ def _is_between(location: _Location, after: Address | None, last: _Location | No
 
 
 def _scan_locations(caller: ScriptCaller, namespace: str | None) -> Iterator[list[_Location]]:
-    """The locations of all records, in chunks and in no particular order. SCAN may return a key twice."""
+    """Yield the locations of all records in chunks, in no particular order. SCAN may return a key twice, so a location
+    may be yielded twice."""
     within = b"" if namespace is None else _escape_pattern(encode_namespace(namespace))
     record_prefixes = {prefix + b"r" for prefix in caller.servers.key_prefixes}
     for keys in _scan_keys(caller.servers.all(), caller.servers.key_pattern + b"r" + within + b"*"):
@@ -94,13 +95,14 @@ def _scan_locations(caller: ScriptCaller, namespace: str | None) -> Iterator[lis
 
 
 def _address_in(key: bytes, record_prefixes: set[bytes]) -> bytes | None:
-    """A Redis key without the prefix of its bucket; None if the key is not a record of this store."""
+    """Return the address in a Redis key, which is the key without its prefix. Return None if the key is not a record of
+    this store."""
     length = key.find(b"}") + 2 if len(record_prefixes) > 1 else len(next(iter(record_prefixes)))
     return key[length:] if key[:length] in record_prefixes and 0 in key[length:] else None
 
 
 def _scan_keys(servers: list[RedisServer], pattern: bytes) -> Iterator[list[bytes]]:
-    """The keys that match a pattern. All servers scan at the same time."""
+    """Yield the keys that match a pattern, in chunks. All servers scan at the same time."""
     cursors = dict.fromkeys(servers, b"0")
     while cursors:
         commands = {
@@ -116,7 +118,7 @@ def _scan_keys(servers: list[RedisServer], pattern: bytes) -> Iterator[list[byte
 
 
 def _escape_pattern(text: bytes) -> bytes:
-    """A pattern of Redis that matches exactly this text."""
+    """Return a pattern for Redis that matches exactly this text."""
     return re.sub(rb"([*?\[\]\\^])", rb"\\\1", text)
 
 

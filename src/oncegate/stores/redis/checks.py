@@ -1,4 +1,4 @@
-"""Check that a server is fit for the store: version, role, eviction policy, persistence and key layout."""
+"""Check the version, role, eviction policy, persistence and key layout of a server."""
 
 import warnings
 from typing import Final
@@ -14,13 +14,14 @@ LAYOUT_TAG: Final = b"layout"
 
 
 class MayEvict(StoreRefused):
-    """The server may evict records, and the URL does not allow that."""
+    """The server may evict records, and the URL does not allow eviction."""
 
     brief = "it may evict records (maxmemory-policy)"
 
 
 def check_server(server: RedisServer, settings: RedisSettings) -> None:
-    """Check a server at the first connection. Raises StoreRefused; warns if the server may lose data."""
+    """Check a server at the first connection. Raises StoreRefused if the store cannot use the server. Warns if the
+    server may lose data."""
     info = _read_info(server, "everything")
     _check_version(info, server.name)
     _check_role(info, server.name, settings)
@@ -33,7 +34,7 @@ def check_server(server: RedisServer, settings: RedisSettings) -> None:
 
 
 def check_eviction_again(server: RedisServer, settings: RedisSettings) -> None:
-    """Check the eviction policy, which can change while the server runs."""
+    """Check the eviction policy again, because it can change while the server runs. Raises MayEvict."""
     if not settings.evicting:
         _check_eviction(_read_info(server, "memory"), server.name)
 
@@ -43,7 +44,7 @@ def _read_info(server: RedisServer, section: str) -> dict[str, str]:
 
 
 def parse_info(reply: bytes) -> dict[str, str]:
-    """The fields in the reply to INFO."""
+    """Return the fields in the reply to INFO."""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 
@@ -70,10 +71,11 @@ def _check_role(info: dict[str, str], place: str, settings: RedisSettings) -> No
 
 
 def eviction_policy(info: dict[str, str]) -> str | None:
-    """The maxmemory-policy if it evicts records, else None.
+    """Return the maxmemory-policy if it can evict records, otherwise None.
 
-    Every policy but noeviction does. The volatile policies evict keys with an expiry, which records have. A server
-    without maxmemory evicts nothing yet, but maxmemory can be set while the server runs."""
+    Every policy except noeviction can evict records. The volatile policies evict only keys with an expiry, but records
+    have an expiry. A server without a maxmemory limit does not evict keys, but this limit can be set while the server
+    runs. So the limit is not checked."""
     policy = info.get("maxmemory_policy", "noeviction")
     return policy if policy != "noeviction" else None
 
@@ -99,9 +101,11 @@ def _check_eviction(info: dict[str, str], place: str, *, allowed: bool = False) 
 
 
 def check_layout(server: RedisServer, settings: RedisSettings, *, create: bool) -> None:
-    """Check that the store with this prefix has the expected key layout; if `create`, write the layout version.
+    """Check that the store with this prefix has the expected key layout. With `create`, write the layout version if it
+    is missing or older.
 
-    All clients of a prefix must use the same layout: with another number of buckets, a claim would not be found."""
+    All clients of a prefix must use the same layout. A client with a different number of buckets would look for a claim
+    in the wrong bucket."""
     key = settings.prefix.encode() + b"{" + LAYOUT_TAG + b"}"
     buckets = settings.buckets if settings.cluster else 1
     expected = f"{_LAYOUT_VERSION} {buckets}"
@@ -124,12 +128,12 @@ def check_layout(server: RedisServer, settings: RedisSettings, *, create: bool) 
             f"the store {settings.prefix} at {settings.place} was made with {actual_buckets} buckets, not {buckets}; "
             f"write ?buckets={actual_buckets}, or choose another ?prefix="
         )
-    if create and version < _LAYOUT_VERSION:  # records of older layouts are readable as they are
+    if create and version < _LAYOUT_VERSION:  # this version reads records of older layouts
         _execute(server, ("SET", key, expected))
 
 
 def _execute(server: RedisServer, *commands: Command) -> Reply:
-    """The reply to the last command. Raises StoreError if any command failed."""
+    """Execute the commands and return the reply to the last command. Raises StoreError if any command failed."""
     replies = server.execute(commands)
     for reply in replies:
         if isinstance(reply, CommandFailed):

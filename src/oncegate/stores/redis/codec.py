@@ -1,7 +1,7 @@
-"""Encode requests for the Lua scripts; decode their answers and the records.
+"""Encode requests for the Lua scripts. Decode the answers of the scripts, and records.
 
-`lua/record.lua` documents the layout of a record. A request is a head of fixed layout (numbers and lengths), followed
-by byte strings of these lengths.
+`lua/record.lua` documents the layout of a record. A request begins with a head of fixed layout. The head has numbers
+and lengths. Byte strings of these lengths follow the head.
 """
 
 import struct
@@ -38,8 +38,8 @@ _BYTE: Final = [bytes((number,)) for number in range(256)]
 
 @lru_cache(maxsize=1024)
 def encode_namespace(namespace: str) -> bytes:
-    """UTF-8 with zero bytes escaped, followed by a zero byte. The encoding keeps the sort order, and no encoded
-    namespace is a prefix of another."""
+    """Return the namespace in UTF-8 with escaped zero bytes, followed by a zero byte. Encoded namespaces sort like the
+    namespaces, and no encoded namespace is a prefix of another encoded namespace."""
     return namespace.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
 
 
@@ -53,7 +53,7 @@ def encode_address(address: Address) -> bytes:
 
 
 def decode_address(encoded: bytes) -> tuple[str, bytes]:
-    """Namespace and key."""
+    """Return the namespace and the key."""
     stop = encoded.index(0) + 1
     return decode_namespace(encoded[:stop]), encoded[stop:]
 
@@ -85,14 +85,15 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def claimed_summary(encoded_claim: bytes) -> bytes:
-    """The event summary in an encoded claim, as `encode_summary` returned it."""
+    """Return the event summary in an encoded claim. It has the encoding of `encode_summary`."""
     return encoded_claim[-int.from_bytes(encoded_claim[_SUMMARY_LENGTH]) :]
 
 
 def encode_settlement(settlement: Settlement) -> bytes:
     if isinstance(settlement, Complete):
         if settlement.result == _NULL and settlement.error is None and settlement.handed_to is None:
-            # Nearly always. Written out here: every function call shows in the time of a batch.
+            # Nearly every settlement is encoded here. This branch does not call `_encode_settle`, because every
+            # function call adds measurable time to a batch.
             address, proof = encode_address(settlement), _encode_proof(settlement.owner, settlement.fence)
             head = _SETTLE.pack(b"c", len(address), len(proof), settlement.retention, _NO_TEXT, _NO_TEXT)
             return head + address + proof
@@ -172,7 +173,8 @@ _WITH_UUID: Final = 0x10
 
 
 class _StoredSummary(Struct, array_like=True, gc=False):
-    """EventSummary as a MessagePack array. Fields that are often None come last, because None is cut off there."""
+    """EventSummary as a MessagePack array. Fields that are often None come last: None values at the end of the array
+    are not stored."""
 
     source: str
     type: str | None = None
@@ -190,10 +192,10 @@ def _encode_proof(owner: bytes, fence: int) -> bytes:
 
 
 def encode_summary(summary: EventSummary) -> bytes:
-    """The first text of a record's tail: a MessagePack array without the None values at its end.
+    """Return the first text of a record's tail. The text is a MessagePack array without the None values at its end.
 
-    Most delivery ids are UUIDs. A UUID is not an array element: its 16 bytes follow the first byte of the array, and
-    that byte is raised by 0x10 as a mark."""
+    Most delivery ids are UUIDs. A UUID is not stored as an element of the array: its 16 bytes follow the first byte of
+    the array. To mark this, 0x10 is added to the first byte."""
     delivery_id = summary.delivery_id
     uuid = _uuid_bytes(delivery_id)
     parts = [summary.source, summary.type, delivery_id if uuid is None else None, summary.entity, summary.occurred_at]
@@ -221,7 +223,7 @@ def _decode_summary(packed: bytes) -> EventSummary:
 
 
 def _uuid_bytes(delivery_id: str | None) -> bytes | None:
-    """The 16 bytes of a UUID in lower case with hyphens; None for any other text."""
+    """Return the 16 bytes of a UUID that is written in lower case with hyphens. Return None for any other text."""
     if delivery_id is None or len(delivery_id) != 36 or delivery_id[8:24:5] != "----":
         return None
     digits = delivery_id.replace("-", "")
@@ -237,7 +239,8 @@ def _format_uuid(uuid: bytes) -> str:
 
 
 def _decode_tail(tail: bytes) -> list[bytes | None]:
-    """All texts of a tail, absent ones as None; the first text alone if no other follows."""
+    """Return all texts of a tail. An absent text is None. If the tail has only one text, return a list of this text
+    alone."""
     found: list[bytes | None] = []
     at = 0
     while at < len(tail):
@@ -264,10 +267,11 @@ _STATES: Final = {ord(letter): state for letter, state in _STATE_LETTERS.items()
 
 
 def decode_record(value: bytes, about: EventSummary | None = None, encoded_about: bytes = b"") -> Record:
-    """The record in this value.
+    """Return the record in this value.
 
-    A caller that expects the summary `about`, encoded as `encoded_about`, saves its decoding if the value has the same
-    bytes. That is the usual case for a duplicate."""
+    To save time, a caller can pass the summary `about` that it expects, and the same summary in its encoding as
+    `encoded_about`. If the tail of the value equals `encoded_about`, the tail is not decoded and the record gets
+    `about`. For a duplicate, this is the usual case."""
     first, second, third, fourth, owner_length = _HEAD.unpack_from(value)
     state, moment = _STATES[first >> 56], first & _LOW_7_BYTES
     hash_at = _OWNER_AT + owner_length
@@ -278,7 +282,7 @@ def decode_record(value: bytes, about: EventSummary | None = None, encoded_about
     lease_until = 0 if completed else moment
     tail = value[tail_at:]
     if about is None or tail != encoded_about:
-        if 1 + tail[0] == len(tail):  # nearly always: the summary is the only text
+        if 1 + tail[0] == len(tail):  # nearly always true: the summary is the only text
             about = _decode_summary(tail[1:])
         else:
             summary, *rest = _decode_tail(tail)
@@ -308,13 +312,14 @@ def decode_record(value: bytes, about: EventSummary | None = None, encoded_about
 
 
 def decode_single_answer(reply: bytes) -> tuple[int, int, bytes]:
-    """The answer of claim.lua to one request: the time, the letter, and the record (empty if there is none)."""
+    """Decode the answer of claim.lua to one request. Return the time, the letter and the record (empty for no
+    record)."""
     return int.from_bytes(reply[:_TIME_SIZE]), reply[_TIME_SIZE], reply[_TIME_SIZE + 1 :]
 
 
 def decode_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, Iterator[bytes]]:
-    """The answer of claim.lua to `count` requests: the time, a letter for each request, and the records, in order, of
-    the requests whose letter has a record."""
+    """Decode the answer of claim.lua to `count` requests. Return the time, one letter for each request, and the
+    records. Some letters have no record; the records are in the order of the requests whose letter has a record."""
     if isinstance(reply, bytes):
         stop = _TIME_SIZE + count
         return int.from_bytes(reply[:_TIME_SIZE]), reply[_TIME_SIZE:stop], iter((reply[stop:],))
@@ -323,5 +328,5 @@ def decode_answer(reply: bytes | list[bytes], count: int) -> tuple[int, bytes, I
 
 
 def decode_document(value: bytes) -> tuple[int, int, bytes]:
-    """Version, expiry and body of a versioned document."""
+    """Return the version, the expiry and the body of a document."""
     return int.from_bytes(value[:7]), int.from_bytes(value[7:14]), value[14:]

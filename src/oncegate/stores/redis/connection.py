@@ -1,4 +1,4 @@
-"""Connections to Redis servers, and commands sent over them."""
+"""Connect to Redis servers and execute commands over the connections."""
 
 import math
 import os
@@ -21,27 +21,29 @@ from redis.retry import Retry
 from oncegate.stores.redis.errors import FAILURES, CommandFailed, failed_reply
 from oncegate.stores.redis.settings import RedisSettings
 
-# Strings and bytes only. hiredis crashes the process if a signal handler raises while hiredis formats a number.
+# A command has strings and bytes only, no numbers: if a signal handler raises an exception while hiredis formats a
+# number, hiredis crashes the process.
 Command = tuple[str | bytes, ...]
 Reply = Any
 _pack: Callable[[Command], bytes] = pack_command  # type: ignore[assignment]  # its stub allows only one-word commands
 _READ_SIZE: Final = 65_536
 _SPIN_TIME: Final = 0.0003  # seconds
-_SPIN_REQUEST_SIZE: Final = 4_096  # bytes; the reply to a larger batch takes longer than a spin
-_MOST_SPINS_SKIPPED: Final = 256
+_SPIN_REQUEST_SIZE: Final = 4_096  # bytes; the reply to a larger request takes longer than _SPIN_TIME
+_MAX_SPINS_SKIPPED: Final = 256
 _now: Final = time.monotonic
 _INTERRUPTED: Final = redis_errors.ConnectionError("interrupted before the reply arrived")
 
 
 class RedisConnection:
-    """A connection that redis-py opens. Commands bypass redis-py, whose layers take as long as the round trip."""
+    """A connection that redis-py opens. Commands do not go through redis-py, because its code takes as long as the
+    round trip."""
 
     def __init__(self, connection: Any, timeout: float) -> None:
         connection.connect()
         self._connection = connection
         self._socket = connection._get_socket()
         self._socket.settimeout(timeout)
-        # Milliseconds for poll(); None if the socket object enforces the timeout.
+        # The timeout of poll() in milliseconds; None if the socket object enforces the timeout itself.
         self._poll_timeout = math.ceil(timeout * 1_000) if _use_kernel_timeouts(self._socket) else None
         self._reader = Reader(protocolError=redis_errors.InvalidResponse, replyError=DefaultParser.parse_error)
         self._buffer = bytearray(_READ_SIZE)
@@ -52,7 +54,8 @@ class RedisConnection:
         self._last_skip = 1
 
     def is_stale(self) -> bool:
-        """Whether the server has closed this idle connection: no reply is due, so only the end can be readable."""
+        """Return whether the server has closed this idle connection. The client waits for no reply, so a readable
+        socket means that the server has closed the connection."""
         return bool(self._poll.poll(0))
 
     def send(self, packed: bytes) -> None:
@@ -65,9 +68,9 @@ class RedisConnection:
             raise redis_errors.ConnectionError(f"Error while writing to socket: {error}") from error
 
     def read(self) -> Reply:
-        """The next reply, or the error that the server replied with, as a value."""
+        """Return the next reply. If the server replies with an error, return the error; it is not raised."""
         try:
-            while (reply := self._reader.gets()) is False:  # incomplete; RESP2 has no value False
+            while (reply := self._reader.gets()) is False:  # False: the reply is incomplete; RESP2 itself has no False
                 if not self._spin():
                     self._sleep()
                 received = self._socket.recv_into(self._buffer)
@@ -81,13 +84,15 @@ class RedisConnection:
         return reply
 
     def _spin(self) -> bool:
-        """Poll for a reply without sleeping, for at most _SPIN_TIME. Returns whether data has arrived.
+        """Poll for a reply without sleeping, for at most _SPIN_TIME. Return whether data has arrived.
 
-        To sleep and wake up can take longer than a server on the same network takes to reply. Without spinning, the
-        gate runs single events on a local server slower by a factor of 1.6 to 1.8, new events and duplicates alike
-        (2 cores, Valkey 9; batches of 100 do not differ). After a spin without a reply, the next 2 spins are skipped;
-        if the spin after these finds no reply either, the next 4, and so on up to _MOST_SPINS_SKIPPED. So a slow server
-        costs nearly no CPU time. There is no spin for the reply to a large request."""
+        A thread that sleeps can take longer to wake up than a server on the same network takes to reply. Without
+        spins, single events on a local server take 1.6 to 1.8 times as long. This holds for new events and for
+        duplicates (2 cores, Valkey 9). For batches of 100 events there is no difference.
+
+        After a spin without a reply, the next 2 spins are skipped. If the next spin also finds no reply, 4 spins are
+        skipped, then 8, and so on up to _MAX_SPINS_SKIPPED. So spins for a slow server use nearly no CPU time. There is
+        no spin after a large request."""
         if not self._request_is_small:
             return False
         if self._spins_to_skip:
@@ -96,14 +101,14 @@ class RedisConnection:
         deadline = _now() + _SPIN_TIME
         while not self._poll.poll(0):
             if _now() >= deadline:
-                self._spins_to_skip = self._last_skip = min(2 * self._last_skip, _MOST_SPINS_SKIPPED)
+                self._spins_to_skip = self._last_skip = min(2 * self._last_skip, _MAX_SPINS_SKIPPED)
                 return False
         self._last_skip = 1
         return True
 
     def _sleep(self) -> None:
-        """Wait for data until the timeout. The kernel restarts its receive timeout after every signal; poll() in Python
-        does not."""
+        """Wait for data until the timeout. poll() is used because the kernel restarts the receive timeout of a socket
+        after every signal. poll() in Python does not restart its timeout."""
         if self._poll_timeout is not None and not self._poll.poll(self._poll_timeout):
             raise TimeoutError
 
@@ -112,15 +117,16 @@ class RedisConnection:
 
 
 def _use_kernel_timeouts(plain: socket.socket) -> bool:
-    """Let Linux enforce the timeout of a socket, if possible. Returns whether it does.
+    """Set the timeout of a socket in the Linux kernel, if possible. Return whether the kernel now enforces the timeout.
 
-    Python enforces a timeout with a poll() before each send and receive, which takes a tenth of a round trip. The
-    kernel reports its timeout as BlockingIOError, which a TLS socket cannot handle."""
+    Otherwise Python enforces the timeout with a poll() before each send and each receive. This poll() takes a tenth of
+    a round trip. The kernel reports a timeout as BlockingIOError. A TLS socket cannot handle this error, so a TLS
+    socket keeps the timeout of Python."""
     seconds = plain.gettimeout()
     if sys.platform != "linux" or not seconds or isinstance(plain, ssl.SSLSocket):
         return False
     plain.settimeout(None)
-    if not os.get_blocking(plain.fileno()):  # gevent's sockets never block
+    if not os.get_blocking(plain.fileno()):  # a socket of gevent is never in blocking mode
         plain.settimeout(seconds)
         return False
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
@@ -132,8 +138,9 @@ def _use_kernel_timeouts(plain: socket.socket) -> bool:
 class RedisServer:
     """One server and its idle connections.
 
-    The idle connections are in a deque, whose append and pop are atomic. A lock could stay locked after a fork, or
-    after an exception that a signal handler raises. The pool of redis-py has such a lock, so it is not used."""
+    The idle connections are in a deque, because append and pop of a deque are atomic and need no lock. A lock could
+    stay locked after a fork, or after a signal handler raises an exception. The connection pool of redis-py has a lock,
+    so the pool is not used."""
 
     def __init__(self, settings: RedisSettings, host: str, port: int) -> None:
         self.name = f"{host}:{port}"
@@ -147,7 +154,7 @@ class RedisServer:
             "username": settings.username,
             "password": settings.password,
             "socket_connect_timeout": settings.connect_timeout,
-            # Applies to the TLS handshake and the first commands (AUTH, SELECT).
+            # This timeout applies to the TLS handshake and to the first commands (AUTH, SELECT).
             "socket_timeout": min(settings.connect_timeout, settings.timeout),
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),
@@ -156,7 +163,7 @@ class RedisServer:
         }
 
     def acquire(self) -> RedisConnection:
-        """An idle connection that the server has not closed, or a new one."""
+        """Return an idle connection that the server has not closed. If there is none, open a new connection."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -170,10 +177,11 @@ class RedisServer:
         self._idle.append(connection)
 
     def execute_repeatable(self, command: Command) -> Reply:
-        """The reply to one command, or a CommandFailed after which the caller may send the command again.
+        """Execute one command that may be executed twice. Return the reply, or a CommandFailed.
 
-        An idle connection is used without a check whether the server has closed it: the check takes as long as a
-        send."""
+        An idle connection is used without a check whether the server has closed the connection, because this check
+        takes as long as a send. If the server has closed it, the command fails, and the caller may send the command
+        again."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -192,7 +200,7 @@ class RedisServer:
         return failed_reply(reply, self.name) if isinstance(reply, Exception) else reply
 
     def execute(self, commands: Sequence[Command]) -> list[Reply]:
-        """A reply or a CommandFailed for each command."""
+        """Execute the commands. Return a reply or a CommandFailed for each command."""
         exchange = _Exchange(self, commands)
         try:
             return exchange.read()
@@ -215,9 +223,9 @@ def _tls_options(settings: RedisSettings) -> dict[str, Any]:
 
 
 def execute_on_servers(commands: Mapping[RedisServer, Sequence[Command]]) -> dict[RedisServer, list[Reply]]:
-    """A reply or a CommandFailed for each command of each server.
+    """Execute commands on several servers. Return a reply or a CommandFailed for each command of each server.
 
-    All commands are sent before the first reply is read, so the servers work at the same time."""
+    All commands are sent before the first reply is read, so the servers execute them at the same time."""
     exchanges: list[_Exchange] = []
     try:
         for server, commands_here in commands.items():
@@ -259,8 +267,8 @@ class _Exchange:
         return replies + [self._failure] * self._unread
 
     def close(self) -> None:
-        """Return the connection to its server, or close it if a reply is unread: the next command would get that
-        reply."""
+        """Add the connection to the idle connections of its server. If a reply is unread, close the connection instead:
+        the next command would get the unread reply."""
         if self._connection is not None and self._unread:
             self._connection.close()
         elif self._connection is not None:

@@ -1,4 +1,4 @@
-"""Failed commands, and the store errors that they become."""
+"""Describe failed commands, and convert their errors to store errors."""
 
 import ssl
 from typing import Any, Final
@@ -8,9 +8,10 @@ from redis import exceptions as redis_errors
 
 from oncegate.errors import StoreError, StoreReadOnly, StoreRefused, StoreUnavailable
 
-# Some cluster errors of redis-py are not a RedisError.
+# Some cluster errors of redis-py are not subclasses of RedisError.
 FAILURES: Final = (redis_errors.RedisError, redis_errors.RedisClusterException, OSError)
-# The server has executed nothing; this server or another one may execute the command a moment later.
+# After these errors, the server has not executed the command. A moment later, this server or another server may execute
+# the command.
 _NOT_EXECUTED_YET: Final = (
     redis_errors.AskError,  # the parent class of MovedError
     redis_errors.TryAgainError,
@@ -20,10 +21,11 @@ _NOT_EXECUTED_YET: Final = (
 
 
 class CommandFailed(Struct, frozen=True):
-    """Takes the place of a reply when a command failed.
+    """The result of a failed command. It is returned instead of a reply.
 
-    `maybe_executed`: the server may have executed the command although no reply arrived. `unconfirmed_reply`: the
-    server executed the command and sent this reply, but too few replicas confirmed the write."""
+    `maybe_executed` is True if the server may have executed the command although the command failed.
+    `unconfirmed_reply` is set if the server executed the command and sent this reply, but too few replicas confirmed
+    the write."""
 
     error: Exception
     server: str
@@ -32,33 +34,35 @@ class CommandFailed(Struct, frozen=True):
 
     @property
     def is_transient(self) -> bool:
-        """Whether a retry a moment later can succeed. A server that timed out is not retried."""
+        """Whether a retry a moment later can succeed. False after a timeout: a server that timed out is not tried
+        again."""
         if isinstance(self.error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
             return False
         return isinstance(self.error, (*_NOT_EXECUTED_YET, redis_errors.ConnectionError))
 
     @property
     def server_may_have_changed(self) -> bool:
-        """Whether later replies may come from another server, or from the same server without its data."""
+        """Whether later replies may come from another server, or from the same server after it has lost its data."""
         return self.maybe_executed or self.is_transient
 
     @property
     def timed_out(self) -> bool:
-        """Whether the server did not answer in time. A replica may have become primary in its place."""
+        """Whether the server did not answer in time. A replica may have become the new primary."""
         return isinstance(self.error, redis_errors.TimeoutError)
 
 
 def failed_reply(error: Exception, server: str) -> CommandFailed:
-    """The failure of a command that was sent. A server that replies with an error has not executed the command."""
+    """Return the failure of a command that was sent. If the server replied with an error, the server has not executed
+    the command."""
     rejected = isinstance(error, redis_errors.ResponseError | redis_errors.BusyLoadingError)
     return CommandFailed(error, server, maybe_executed=not rejected)
 
 
 def store_error(error: Exception, place: str) -> StoreError:
-    """The store error for an error of redis-py, of the socket or of the server at `place`."""
+    """Return the store error for an error of redis-py, of the socket or of the server at `place`."""
     if isinstance(error, StoreError):
         return error
-    if isinstance(error.__context__, ssl.SSLError):  # redis-py wraps it
+    if isinstance(error.__context__, ssl.SSLError):  # redis-py raises its own error for a TLS error
         error = error.__context__
     for text, kind, message in _BY_TEXT:
         if text in str(error):

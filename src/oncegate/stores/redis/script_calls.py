@@ -1,4 +1,4 @@
-"""The Lua scripts, and calls of them: a batch is split over the buckets, and each part is one call on one server."""
+"""Load the Lua scripts and call them on the servers. A batch is split by bucket; each bucket gets one call."""
 
 import hashlib
 import pkgutil
@@ -22,16 +22,20 @@ from oncegate.stores.redis.errors import CommandFailed, store_error
 from oncegate.stores.redis.servers import Cluster, Servers, SingleServer
 from oncegate.stores.redis.settings import RedisSettings
 
-# Seconds before each retry. A failover takes a second or more; a wait of that length is left to the caller.
+# The pause in seconds before each retry. A failover takes a second or more. These pauses do not cover a failover: the
+# caller decides whether to wait that long.
 _RETRY_PAUSES: Final = (0.0, 0.05, 0.2)
 
 # ── the scripts ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Script(Struct, frozen=True):
-    """`writes`: with wait_replicas, replicas must confirm the call. `repeatable`: a second call after a lost reply does
-    no harm. `reads_first`: KEYS[2] is the record of the first request, which the script reads together with the time.
-    `lists_namespaces`: if ARGV[3] is given, the script adds the namespaces of the requests to the bucket's list."""
+    """A Lua script and its properties.
+
+    `writes`: replicas must confirm the call if the setting wait_replicas is used. `repeatable`: a second call after a
+    lost reply does no harm. `reads_first`: KEYS[2] is the record of the first request, and the script reads this record
+    together with the time. `lists_namespaces`: if ARGV[3] is given, the script adds the namespaces of the requests to
+    the bucket's list of namespaces."""
 
     text: bytes
     digest: str
@@ -46,16 +50,17 @@ def build_script(text: bytes, **flags: bool) -> Script:
 
 
 def _load(*names: str, **flags: bool) -> Script:
-    """The script that record.lua and these files form."""
+    """Return the script that consists of record.lua and these files, in this order."""
     texts = (pkgutil.get_data("oncegate.stores.redis", f"lua/{name}.lua") or b"" for name in ("record", *names))
     return build_script(b"".join(texts), **flags)
 
 
 CLAIM: Final = _load("claim", "records", "known", reads_first=True, lists_namespaces=True)
 SETTLE: Final = _load("settle", "records", "endings", reads_first=True)
-# Releases without a wait for replicas: if such a release is lost, the lease of the claim still ends.
+# `give_back` does not wait for replicas: if its release is lost in a failover, the lease of the claim still ends.
 _GIVE_BACK: Final = replace(SETTLE, writes=False)
-# After a lost reply, a second call of these would do more than requested, or report a completed request as rejected.
+# The next three scripts are not repeatable. After a lost reply, a second call would do more than requested, or would
+# report a completed request as rejected.
 TAKE: Final = _load("records", "take", repeatable=False)
 OPERATE: Final = _load("records", "operate", repeatable=False)
 SWAP: Final = _load("records", "swap", repeatable=False)
@@ -68,8 +73,9 @@ Item = TypeVar("Item", bound=Address)
 
 
 class Call(Struct, frozen=True):
-    """One call of a script on one bucket. `arguments` follow the script in EVALSHA. `requests` are encoded, and
-    `positions` are their positions in the batch. `new_namespaces` are those that the call adds to the bucket's list."""
+    """One call of a script on one bucket. `arguments` are the arguments of EVALSHA after the digest of the script.
+    `requests` are the encoded requests, and `positions` are the positions of these requests in the batch.
+    `new_namespaces` are the namespaces that the call adds to the bucket's list of namespaces."""
 
     bucket: int
     script: Script
@@ -102,7 +108,7 @@ class ScriptCaller:
             raise
 
     def _no_namespaces(self) -> list[set[str]]:
-        """For each bucket, the namespaces that are known to be in its list: none."""
+        """Return an empty set for each bucket: no namespace is known to be in the bucket's list."""
         return [set() for _ in range(self.bucket_count)]
 
     def bucket_of(self, key: bytes) -> int:
@@ -113,7 +119,8 @@ class ScriptCaller:
     def split(
         self, script: Script, items: Sequence[Item], encode: Callable[[Item], bytes], head: bytes = b""
     ) -> list[Call]:
-        """One call for each bucket of the batch. Within a bucket, requests keep their order and follow `head`."""
+        """Return one call for each bucket that the batch uses. The batch of a call is `head` and the requests of the
+        bucket, in their order."""
         if self.bucket_count == 1:
             return [self._make_call(0, script, items, encode, head, range(len(items)))] if items else []
         positions_by_bucket: dict[int, list[int]] = {}
@@ -158,15 +165,17 @@ class ScriptCaller:
         return "2", self._time_keys[bucket], record_key, batch, self._test_time()
 
     def _test_time(self) -> str:
-        """The time of a test's clock; 0 tells the script to use the server's clock."""
+        """Return the time of the clock of a test, or 0 without such a clock. With 0, the script uses the server's
+        clock."""
         return "0" if self._clock is None else str(self._clock())
 
     def route_single(self, script: Script, address: Address, request: bytes) -> tuple[RedisServer, Command] | None:
-        """Server and command for one request to a script that reads it first. The caller sends the command itself, and
-        passes a CommandFailed to `execute` or `try_execute` for retries.
+        """Return the server and the command for a single request. The script must have `reads_first`. The caller sends
+        the command. If the command fails, the caller passes the CommandFailed to `execute` or `try_execute` for
+        retries.
 
-        None if the call needs more than this command: a wait for replicas, a new namespace in the list, a search for a
-        new primary, or a new layout version. Use `split` and `execute` then."""
+        Return None if the call needs more than this command: a wait for replicas, a new namespace in the list, a search
+        for a new primary, or a new layout version. The caller then uses `split` and `execute`."""
         bucket = self.bucket_of(address.key)
         if self._unresponsive or self._layout_may_be_lost or self._settings.wait_replicas:
             return None
@@ -178,26 +187,27 @@ class ScriptCaller:
     # ── executing calls ───────────────────────────────────────────────────────────────────────────────────
 
     def execute(self, calls: Sequence[Call], first_reply: Reply | None = None) -> list[Reply]:
-        """The replies to the calls, in order. Raises StoreError if a call failed. For `first_reply`: `try_execute`."""
+        """Execute the calls and return their replies in order. Raises StoreError if a call failed. `try_execute`
+        describes `first_reply`."""
         replies = self.try_execute(calls, first_reply)
         if CommandFailed in map(type, replies):
             raise_failure(replies)
         return replies
 
     def try_execute(self, calls: Sequence[Call], first_reply: Reply | None = None) -> list[Reply]:
-        """A reply or a CommandFailed for each call. Transient failures are retried.
+        """Execute the calls. Return a reply or a CommandFailed for each call. Transient failures are retried.
 
-        `first_reply` is the reply that a single call already got on the route of `route_single`; the call is not sent
-        again unless it failed."""
+        `first_reply` is for a single call that the caller has already sent with `route_single`. It is the reply to this
+        call, or its CommandFailed. The call is sent again only if it failed."""
         listed_namespaces = self._listed_namespaces
         if self._unresponsive:
             self._route_around(self._unresponsive)
         replies = self._execute_first(calls, first_reply)
         if self._unresponsive:
-            self._unresponsive -= self._responding(calls, replies)
+            self._unresponsive -= self._responding_servers(calls, replies)
         if CommandFailed in map(type, replies):
             if any(isinstance(reply, CommandFailed) and reply.server_may_have_changed for reply in replies):
-                self._listed_namespaces = self._no_namespaces()  # a new primary may lack the list
+                self._listed_namespaces = self._no_namespaces()  # a new primary may not have the lists
                 self._layout_may_be_lost = self._create
             self._retry(calls, replies)
         if self._layout_may_be_lost and CommandFailed not in map(type, replies):
@@ -208,13 +218,14 @@ class ScriptCaller:
         return replies
 
     def give_back(self, releases: Sequence[Release]) -> None:
-        """Release claims that will not run. A claim whose release fails stays claimed until its lease ends."""
+        """Release claims whose handlers will not run. If a release fails, the claim stays in progress until its lease
+        ends."""
         if releases:
             self.try_execute(self.split(_GIVE_BACK, releases, encode_settlement))
 
     def _restore_layout(self) -> None:
-        """Write the layout version again: a server that restarted may have lost all data, and a process that opens the
-        store with create=False looks for this version."""
+        """Write the layout version again. It may be missing, because a server that restarted may have lost all data. A
+        process that opens the store with create=False fails if the layout version is missing."""
         server = self.servers.layout_server()
         if server.name not in self._unresponsive:
             self._layout_may_be_lost = False
@@ -222,7 +233,7 @@ class ScriptCaller:
                 check_layout(server, self._settings, create=True)
 
     def _execute_first(self, calls: Sequence[Call], first_reply: Reply | None) -> list[Reply]:
-        """The first attempt. A single repeatable call takes the fastest route."""
+        """Make the first attempt. A single repeatable call is sent with `execute_repeatable`, which is faster."""
         call = calls[0] if len(calls) == 1 else None
         if call is None or not call.script.repeatable or self._settings.wait_replicas:
             return self._execute_once(calls)
@@ -232,7 +243,7 @@ class ScriptCaller:
         return self._execute_once(calls) if _is_unknown_script(first_reply) else [first_reply]
 
     def _execute_once(self, calls: Sequence[Call]) -> list[Reply]:
-        """One attempt. A server that does not know a script gets its text."""
+        """Make one attempt. If a server does not have a script, send the text of the script."""
         replies = self._send(calls, [("EVALSHA", call.script.digest, *call.arguments) for call in calls])
         unknown = [index for index, reply in enumerate(replies) if _is_unknown_script(reply)]
         if unknown:
@@ -243,8 +254,8 @@ class ScriptCaller:
         return replies
 
     def _send(self, calls: Sequence[Call], commands: Sequence[Command]) -> list[Reply]:
-        """Send each command to the server of its call. WAIT follows writes on the same connection, because it waits
-        only for the writes of its connection."""
+        """Send each command to the server of its call, and return the replies. After writes, WAIT is sent over the same
+        connection, because WAIT waits only for the writes of its own connection."""
         waits = bool(calls and self._settings.wait_replicas) and calls[0].script.writes
         if len(calls) == 1 and not waits:
             return self.servers.server_of(calls[0].bucket).execute(commands)
@@ -266,8 +277,8 @@ class ScriptCaller:
         return replies
 
     def _check_replicas(self, server: RedisServer, replies: list[Reply]) -> None:
-        """Remove the reply to WAIT from the replies. If too few replicas confirmed, mark the other replies as failed:
-        a failover could still lose the writes."""
+        """Remove the reply to WAIT from the replies. If too few replicas have confirmed the writes, replace the other
+        replies by CommandFailed, because a failover could lose the writes."""
         confirmed = replies.pop()
         if isinstance(confirmed, CommandFailed):
             error: Exception = confirmed.error
@@ -300,8 +311,8 @@ class ScriptCaller:
             self._repeat(calls, replies, failed)
 
     def _try_successors(self, calls: Sequence[Call], replies: list[Reply]) -> None:
-        """Repeat calls that timed out, once, if another server has their bucket by now. The server that timed out is
-        not tried again."""
+        """Repeat each call that timed out once, if another server now has the bucket of the call. The server that timed
+        out is not tried again."""
         timed_out = {
             index: reply.server
             for index, reply in enumerate(replies)
@@ -318,16 +329,16 @@ class ScriptCaller:
         self._repeat(calls, replies, moved)
 
     def _route_around(self, unresponsive: Set[str]) -> None:
-        """Ask the other servers which server now has the buckets of the unresponsive ones.
+        """Read from the other servers which server now has the buckets of the unresponsive servers.
 
-        As long as a bucket has no other server, every later call does this first. Otherwise each call would wait for
-        the timeout before it finds a new primary."""
+        As long as an unresponsive server still has a bucket, every later call first reads the servers again. Otherwise
+        each call would wait for the timeout before it finds the new primary."""
         with suppress(StoreError):
             self.servers.refresh(unresponsive)
         self._unresponsive = unresponsive & {server.name for server in self.servers.all()}
 
-    def _responding(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
-        """The servers that replied, with an error or otherwise."""
+    def _responding_servers(self, calls: Sequence[Call], replies: Sequence[Reply]) -> set[str]:
+        """Return the names of the servers that replied. A reply with an error also counts."""
         return {
             reply.server if isinstance(reply, CommandFailed) else self.servers.server_of(call.bucket).name
             for call, reply in zip(calls, replies, strict=True)
@@ -340,7 +351,7 @@ class ScriptCaller:
 
 
 def raise_failure(replies: Sequence[Reply]) -> None:
-    """Raise the StoreError of the first failed call, if there is one."""
+    """Raise the StoreError of the first failed call. If no call failed, do nothing."""
     for reply in replies:
         if isinstance(reply, CommandFailed):
             raise store_error(reply.error, reply.server)

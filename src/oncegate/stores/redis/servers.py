@@ -1,4 +1,4 @@
-"""Which server has which bucket: a single server has the only one, the primaries of a cluster share them."""
+"""Find the server of each bucket. A single server has one bucket; the primaries of a cluster share several buckets."""
 
 import threading
 from binascii import crc_hqx
@@ -16,23 +16,24 @@ _SLOTS: Final = 16_384
 
 
 class Servers(Protocol):
-    key_prefixes: list[bytes]  # of each bucket
-    key_pattern: bytes  # matches all of these prefixes
+    key_prefixes: list[bytes]  # the key prefix of each bucket
+    key_pattern: bytes  # a pattern that matches all key prefixes
 
     def connect(self) -> None:
         """Connect for the first time, and check the servers. Call this before any other method."""
 
     def server_of(self, bucket: int) -> RedisServer:
-        """The server that has this bucket, as far as is known."""
+        """Return the server that had this bucket at the last refresh."""
 
     def layout_server(self) -> RedisServer:
-        """The server that has the key with the layout version."""
+        """Return the server that has the key with the layout version."""
 
     def all(self) -> list[RedisServer]:
-        """Every server that has a bucket."""
+        """Return every server that has a bucket."""
 
     def refresh(self, skip: Set[str] = frozenset()) -> None:
-        """Read again which server has which bucket, after a failure. The servers named in `skip` are not used."""
+        """Read again which server has which bucket. Call this after a failure. The servers with names in `skip` are not
+        called."""
 
     def close(self) -> None: ...
 
@@ -49,7 +50,7 @@ class SingleServer:
     def connect(self) -> None:
         check_server(self._server, self._settings)
 
-    def server_of(self, bucket: int) -> RedisServer:  # noqa: ARG002  # there is one
+    def server_of(self, bucket: int) -> RedisServer:  # noqa: ARG002  # there is only one bucket
         return self._server
 
     def layout_server(self) -> RedisServer:
@@ -59,7 +60,7 @@ class SingleServer:
         return [self._server]
 
     def refresh(self, skip: Set[str] = frozenset()) -> None:
-        """Close the idle connections: they may lead to a server that has become a replica, while the host name already
+        """Close the idle connections. They may lead to a server that has become a replica, although the host name now
         resolves to the new primary."""
         if not skip:
             self._server.close()
@@ -100,16 +101,17 @@ class Cluster:
             *self._by_bucket, self._layout_server = [self._owner(slot, primaries) for slot in slots]
 
     def _slot_ranges(self, skip: Set[str]) -> list[Any]:
-        """The reply to CLUSTER SLOTS of the first node that answers: known nodes first, then the node in the URL."""
+        """Return the reply to CLUSTER SLOTS of the first node that answers. Known nodes are tried before the node in
+        the URL."""
         failures: list[StoreError] = []
         for address, server in [*self._nodes.items(), (None, self._seed)]:
             if server.name in skip:
                 continue
             (reply,) = server.execute([("CLUSTER", "SLOTS")])
             if not isinstance(reply, CommandFailed):
-                return reply  # type: ignore[no-any-return]  # as Redis sends it
+                return reply  # type: ignore[no-any-return]  # the reply of Redis is untyped
             failures.append(store_error(reply.error, server.name))
-            if address is not None:  # the next refresh asks this node last
+            if address is not None:  # the next refresh tries this node last
                 self._nodes[address] = self._nodes.pop(address)
         if failures:
             raise failures[-1]
@@ -124,7 +126,8 @@ class Cluster:
         )
 
     def _node(self, host: bytes | None, port: int) -> RedisServer:
-        """The server at this address. A new node is checked, also when it replaces a failed primary."""
+        """Return the server at this address. A server that is not known yet is checked first, also if it replaces a
+        failed primary."""
         address = ((host or b"").decode() or self._settings.host, port)
         if address not in self._nodes:
             server = RedisServer(self._settings, *address)
@@ -142,9 +145,11 @@ class Cluster:
 
 
 def _spread_buckets(settings: RedisSettings) -> tuple[list[int], list[bytes]]:
-    """Slot and key prefix of each bucket. The slot range is cut into equal parts, and each part gets one bucket.
+    """Return the slot of each bucket and the key prefix of each bucket. All slots are divided into equal ranges, and
+    each range gets one bucket.
 
-    The hash tags 0, 1, 2, … alone would give one primary of three far more buckets than another."""
+    Simply using the hash tags 0, 1, 2, … for the buckets was rejected: with three primaries, one primary would get far
+    more buckets than another."""
     found: dict[int, tuple[int, bytes]] = {}
     for number in count():
         tag = b"%x" % number
@@ -158,5 +163,5 @@ def _spread_buckets(settings: RedisSettings) -> tuple[list[int], list[bytes]]:
 
 
 def _slot_of(tag: bytes) -> int:
-    """The cluster slot of a key with this hash tag: CRC-16/XMODEM, as the cluster specification says."""
+    """Return the cluster slot of a key with this hash tag. The cluster specification defines it by CRC-16/XMODEM."""
     return crc_hqx(tag, 0) % _SLOTS

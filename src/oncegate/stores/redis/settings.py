@@ -20,14 +20,14 @@ _COMMON: Final = ("prefix", "connect_timeout", "timeout", "wait_replicas", "wait
 _CLUSTERED: Final = ("buckets",)
 _ENCRYPTED: Final = ("ca_file", "cert_file", "key_file")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_MOST_BUCKETS: Final = 1024
+_MAX_BUCKETS: Final = 1024
 _SYNTAX: Final = (
     "write redis://host:6379/0; in a user name or password, write %40 for @, %2F for /, %3A for :, %23 for #, %3F for ?"
 )
 
 
 class RedisSettings(Struct, frozen=True):
-    """Timeouts are in seconds."""
+    """The settings in the URL of a Redis store. Timeouts are in seconds."""
 
     host: str
     port: int = 6379
@@ -49,16 +49,17 @@ class RedisSettings(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """Host, port and database, for messages: without the password."""
+        """Host, port and database for messages. The password is not included."""
         return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
 
 
 def settings_of(url: str) -> RedisSettings:
-    """Raises SettingError. No message quotes the part of the URL that may hold the password."""
+    """Return the settings in a URL. Raises SettingError if the URL is invalid. The message never includes the part of
+    the URL that may contain the password."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its text may hold the password
+    except ValueError:  # the text of this error may contain the password
         raise SettingError(f"the Redis URL is malformed; {_SYNTAX}") from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise SettingError(f"the Redis URL has an @ after its host; {_SYNTAX}")
@@ -82,7 +83,7 @@ def settings_of(url: str) -> RedisSettings:
         tls,
         cluster,
         _prefix(options.get("prefix", "oncegate")),
-        _number(options, "buckets", 16, 1, _MOST_BUCKETS),
+        _number(options, "buckets", 16, 1, _MAX_BUCKETS),
         _seconds(options, "connect_timeout", "2s"),
         _seconds(options, "timeout", "5s"),
         _number(options, "wait_replicas", 0, 0, 100),
@@ -113,10 +114,10 @@ def _evicting(text: str) -> bool:
     return text == "allowed"
 
 
-def _number(options: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+def _number(options: dict[str, str], name: str, default: int, minimum: int, maximum: int) -> int:
     text = options.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise SettingError(f"{name}={text!r} is not a number from {least} to {most}")
+    if not text.isdecimal() or not minimum <= int(text) <= maximum:
+        raise SettingError(f"{name}={text!r} is not a number from {minimum} to {maximum}")
     return int(text)
 
 

@@ -1,7 +1,8 @@
 """The Redis store, on one server or a cluster.
 
-A batch becomes one script call for each bucket. The scripts repeat the rules of `oncegate.claims.step` in Lua, so that
-the server decides and writes atomically, by its own clock. `lua/record.lua` documents the keys and the record layout.
+A batch becomes one script call for each bucket. The scripts implement the rules of `oncegate.claims.step` in Lua, so
+that the server decides and writes atomically, with the time of the server's clock. `lua/record.lua` documents the keys
+and the record layout.
 """
 
 import threading
@@ -53,7 +54,7 @@ from oncegate.stores.redis.script_calls import Call, Script, ScriptCaller, raise
 from oncegate.stores.redis.settings import RedisSettings
 from oncegate.stores.redis.take import take
 
-# The letters that claim.lua answers with.
+# The letters in the answer of claim.lua.
 _NEW: Final = ord("N")
 _KNOWN: Final = ord("K")
 _VERDICTS: Final[dict[int, type[Any]]] = {
@@ -97,8 +98,8 @@ class RedisStore:
         return _verdicts(requests, zip(calls, replies, strict=True))
 
     def _give_back(self, requests: Sequence[Claim], calls: Sequence[Call], replies: Sequence[Reply]) -> None:
-        """Release the claims that were granted although another part of the batch failed, or although replicas did not
-        confirm the grant. Otherwise events that never ran would use up their attempts."""
+        """Release the claims that were granted although `claim` fails: another part of the batch failed, or too few
+        replicas confirmed the grant. Without the release, events that never ran would lose an attempt."""
         answers = [reply.unconfirmed_reply if isinstance(reply, CommandFailed) else reply for reply in replies]
         answered = [(call, answer) for call, answer in zip(calls, answers, strict=True) if answer is not None]
         verdicts = _verdicts(requests, answered)
@@ -164,8 +165,9 @@ class RedisStore:
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
         return scan_all(self._open(), namespace)
 
-    def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the store limits each reply
-        """See `oncegate.stores.base.CanProbe`. An empty swap stores the time, so it is a write."""
+    def probe(self, within: int) -> None:  # noqa: ARG002  # the store has a timeout for each reply
+        """See `oncegate.stores.base.CanProbe`. The probe is an empty swap. It stores the time, so the server must
+        accept a write."""
         caller = self._open()
         caller.execute(caller.call_every_bucket(script_calls.SWAP, b""))
         for server in caller.servers.all():
@@ -174,7 +176,7 @@ class RedisStore:
     # ── calls and connections ─────────────────────────────────────────────────────────────────────────────
 
     def _execute_each(self, script: Script, items: Sequence[Any], encode: Callable[[Any], bytes]) -> list[bool]:
-        """For scripts that answer with one digit for each request."""
+        """Call a script that answers with one digit for each request. Return the digits as booleans."""
         caller, first_reply = self._open(), None
         if (
             len(items) == 1
@@ -217,15 +219,15 @@ class RedisStore:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """The child closes its copies of the connections and connects again at the next call. The connections of the
-        parent stay open."""
+        """Close the connections in the child only. The child opens new connections at its next call. The connections of
+        the parent stay open."""
         if in_child:
             self._disconnect()
         self._lock.release()
 
 
 def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]]) -> list[Any]:
-    """The verdict for each request; None where there was no answer."""
+    """Return the verdict for each request, or None for a request without an answer."""
     verdicts: list[Any] = [None] * len(requests)
     for call, reply in answered:
         now, letters, records = decode_answer(reply, len(call.positions))
@@ -236,10 +238,10 @@ def _verdicts(requests: Sequence[Claim], answered: Iterable[tuple[Call, Reply]])
 
 
 def _verdict(claim: Claim, encoded: bytes, now: int, letter: int, value: bytes) -> Any:
-    """The verdict that claim.lua answered with. `encoded` is the encoded claim, `value` the record.
+    """Return the verdict in the answer of claim.lua. `encoded` is the encoded claim, and `value` is the record.
 
-    The script leaves two cases to `step`: a new record, which follows from the claim, and a completed record, which
-    the claim does not change."""
+    In two cases, `step` computes the verdict from the claim. The first case is a new record, because the claim
+    determines the record. The second case is a completed record that the claim does not change."""
     if letter == _NEW:
         return step(None, claim, now)[1]
     if letter == _KNOWN:

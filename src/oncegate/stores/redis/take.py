@@ -1,4 +1,4 @@
-"""Take waiting events: look in all buckets, then take the events that became due first."""
+"""Take waiting events: find due events in all buckets, and take those that became due first."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,8 @@ _Candidate = tuple[float, bytes]
 
 
 def take(caller: ScriptCaller, requests: Sequence[TakeRequest]) -> list[Entry | None]:
-    """An event for each request; None if no event waits in its namespace."""
+    """Return one event for each request, or None if no event is left in the namespace of the request. If a call fails,
+    release the events that were taken and raise StoreError."""
     entries: list[Entry | None] = [None] * len(requests)
     try:
         _fill(entries, caller, requests)
@@ -30,7 +31,8 @@ def take(caller: ScriptCaller, requests: Sequence[TakeRequest]) -> list[Entry | 
 
 
 def _fill(entries: list[Entry | None], caller: ScriptCaller, requests: Sequence[TakeRequest]) -> None:
-    """Another process may take a candidate first. Then look again, until no candidate is left for open requests."""
+    """Take an event for each request and store it in `entries`. If another process takes a candidate first, find new
+    candidates for the unfilled requests, until no candidate is left."""
     unfilled = list(range(len(requests)))
     while unfilled:
         found = _find_candidates(caller, [requests[index] for index in unfilled])
@@ -47,8 +49,8 @@ def _fill(entries: list[Entry | None], caller: ScriptCaller, requests: Sequence[
 
 
 def _find_candidates(caller: ScriptCaller, requests: Sequence[TakeRequest]) -> dict[str, list[_Candidate]]:
-    """The events of each namespace that are due, earliest first. Usually nothing is due, and this read is the only
-    command."""
+    """Return the due events of each namespace, in the order of their due time. Usually no event is due; then this read
+    is the only command."""
     namespaces = list(dict.fromkeys(request.namespace for request in requests))
     query = encode_texts([b"waiting", b"%d" % len(requests), *map(encode_namespace, namespaces)])
     found: dict[str, list[list[_Candidate]]] = {namespace: [] for namespace in namespaces}
@@ -66,7 +68,8 @@ def _parse_scores(keys_and_scores: list[bytes]) -> Iterator[_Candidate]:
 def _take_candidates(
     entries: list[Entry | None], caller: ScriptCaller, indexes: Sequence[int], takes: Sequence[Take]
 ) -> None:
-    """Store each event that was taken at its index in `entries`. After that, raise StoreError if a call failed."""
+    """Take the candidates. Store each taken event in `entries`, at the index of its request. Raise StoreError if a call
+    failed, after all taken events are stored."""
     calls = caller.split(script_calls.TAKE, takes, encode_take)
     replies = caller.try_execute(calls)
     for call, reply in zip(calls, replies, strict=True):

@@ -9,8 +9,8 @@ __all__ = ["SqliteStore", "open_sqlite", "open_sqlite_read_only", "read_url"]
 
 
 def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
-    """Open a store to read and write: `sqlite:///relative.db` or `sqlite:////absolute.db`, with the options
-    `synchronous`, `busy_timeout` and `secure_delete`."""
+    """Open a store for reading and writing. The URL is `sqlite:///relative.db` or `sqlite:////absolute.db`, with the
+    options `synchronous`, `busy_timeout` and `secure_delete`."""
     settings = read_url(url)
     if not create:
         check_exists(settings.path)
@@ -24,7 +24,7 @@ def open_sqlite(url: str, *, create: bool, clock: Clock | None) -> SqliteStore:
 
 
 def open_sqlite_read_only(url: str) -> ReadOnlySqliteStore:
-    """Open an existing store to read it."""
+    """Open an existing store for reading only."""
     settings = read_url(url)
     check_exists(settings.path)
     return ReadOnlySqliteStore(settings.path, busy_timeout=settings.busy_timeout)

@@ -1,4 +1,4 @@
-"""Open and watch the SQLite file: schema, error messages, waits for the file lock, checkpoints of the log."""
+"""Open the SQLite file, migrate its schema, detect replaced files, wait for the file lock, and run checkpoints."""
 
 import os
 import sqlite3
@@ -18,7 +18,7 @@ from oncegate.stores.sqlite.queries import SQL
 
 APPLICATION_ID: Final = 0x4F4E4345  # "ONCE"
 MIGRATIONS: Final = [statements for name, statements in SQL.items() if name.startswith("schema ")]
-FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)  # UnicodeDecodeError: damaged text in a message of SQLite
+FAILURES: Final = (sqlite3.Error, UnicodeDecodeError)  # UnicodeDecodeError: an error message of SQLite has damaged text
 _OLDEST: Final = (3, 37, 0)  # the first version with STRICT tables
 _CHECKPOINT_PAGES: Final = 8_000
 _OWNER_ONLY: Final = 0o600
@@ -31,8 +31,8 @@ _create_lock_over_forks = forks.holding(_create_lock)
 
 
 def open_file(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> StoreConnection:
-    """Open the file to write, create it if there is none, and migrate an older schema. `busy_timeout` is in
-    microseconds."""
+    """Open the file for writing. Create the file if it does not exist, and migrate an older schema. `busy_timeout` is
+    in microseconds."""
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; install 3.37 or newer")
     folder = os.path.dirname(path) or "."
@@ -50,11 +50,12 @@ def open_file(path: str, synchronous: str, busy_timeout: int, *, secure_delete: 
 
 
 def _create_file(path: str) -> None:
-    """Create the file if there is none, readable and writable by its owner only, whatever the umask. SQLite gives the
-    -wal and -shm files the mode of the database file. An existing file keeps its mode.
+    """Create the file if it does not exist. Only its owner can read and write the new file, whatever the umask is.
+    SQLite gives the -wal and -shm files the mode of the database file. An existing file keeps its mode.
 
-    Errors are ignored here: SQLite then finds no file and reports why. The lock: closing any descriptor of a file drops
-    all locks of this process on that file, so no other thread may open the file before this descriptor is closed."""
+    Errors are ignored here: SQLite reports them when it cannot open the file. `_create_lock` is needed because closing
+    any descriptor of a file releases all locks of this process on that file. So no other thread may open the file
+    before this descriptor is closed."""
     with _create_lock, suppress(OSError):
         descriptor = os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
         try:
@@ -64,7 +65,7 @@ def _create_file(path: str) -> None:
 
 
 def connect(path: str, mode: str, busy_timeout: int, prepare: Callable[[StoreConnection], None]) -> StoreConnection:
-    """Return a prepared connection. If `prepare` raises, the connection is closed."""
+    """Open a connection, call `prepare` with it, and return it. If `prepare` raises, the connection is closed."""
     if os.path.isdir(path):
         raise StoreRefused(f"{path} is a folder; name a file for the store")
     try:
@@ -87,13 +88,14 @@ def connect(path: str, mode: str, busy_timeout: int, prepare: Callable[[StoreCon
 
 
 def _file_uri(path: str, mode: str) -> str:
-    """Return the URI of a file for SQLite. Its host part is empty: without it, SQLite would read a host name from a
-    path that begins with two slashes."""
+    """Return the URI of a file for SQLite. The URI has an empty host part. Without a host part, SQLite would read the
+    first name of a path that begins with two slashes as the host."""
     return f"file://{quote(os.path.abspath(path))}?{mode}"
 
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
-    with _transaction(db, "BEGIN"):  # without one, another process could create the schema between two statements
+    # In one transaction, because another process could create the schema between two statements.
+    with _transaction(db, "BEGIN"):
         read_version(db, path)
     while (mode := _try_wal(db)) is None:
         # SQLite does not wait by itself when two processes switch a new file to WAL at the same time.
@@ -120,7 +122,7 @@ def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _try_wal(db: sqlite3.Connection) -> str | None:
-    """Switch the file to WAL and return the new journal mode; None while another process has the file locked."""
+    """Switch the file to WAL and return the new journal mode. Return None if another process has the file locked."""
     try:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:
@@ -141,8 +143,8 @@ def _migrate(db: sqlite3.Connection, path: str) -> None:
 
 
 def read_version(db: sqlite3.Connection, path: str) -> int:
-    """Return the schema version of the file, 0 for an empty file. Raises StoreRefused for the file of another program
-    and for a newer schema."""
+    """Return the schema version of the file; 0 for an empty file. Raises StoreRefused if the file belongs to another
+    program or has a newer schema."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -165,7 +167,8 @@ def set_busy_timeout(db: sqlite3.Connection, seconds: float) -> None:
 
 
 def _code(error: Exception) -> int:
-    """Return the primary result code. The extended code adds details that change no remedy."""
+    """Return the primary result code of SQLite; 0 if the error has none. The extended code is not used: its details do
+    not change what the user has to do."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -184,8 +187,8 @@ def damaged(path: str, details: object) -> StoreRefused:
 
 
 def as_store_error(error: Exception, path: str) -> StoreError:
-    """Return the StoreError for an error of SQLite, with its remedy."""
-    # Python raises this error itself, without a code. Its text would show stored data.
+    """Return the StoreError for an error of SQLite. The message says what to do."""
+    # Python itself raises this error, without a result code. The text of this error would show stored data.
     if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode to UTF-8"):
         return damaged(path, "a text is not UTF-8")
     match _code(error):
@@ -211,10 +214,10 @@ def as_store_error(error: Exception, path: str) -> StoreError:
 
 
 class OpenFiles:
-    """The database file, its log (-wal) and the index of the log (-shm), as they were when a connection opened them.
+    """The database file, its log (-wal) and the index of the log (-shm): device and inode at the time of opening.
 
-    Commits to a removed log are lost when the process ends. After one of the files was replaced, two processes no
-    longer see each other's writes or locks."""
+    If the log is removed, commits to the removed log are lost when the process ends. If one of the files is replaced,
+    processes with the old file and processes with the new file do not see each other's writes or locks."""
 
     def __init__(self, file: str) -> None:
         self._names = (file, f"{file}-wal", f"{file}-shm")
@@ -222,7 +225,8 @@ class OpenFiles:
         self._known = tuple((name, *identity) for name, identity in zip(self._names, self._identities, strict=True))
 
     def find_replaced(self, count: int) -> str | None:
-        """Return the first of the first `count` files that was removed or replaced. A commit needs the first two."""
+        """Check the first `count` files. Return the name of the first file that was removed or replaced, or None. A
+        commit needs two files: the database file and the log."""
         name = ""
         try:
             for name, device, inode in self._known[:count]:
@@ -234,8 +238,8 @@ class OpenFiles:
         return None
 
     def can_copy_log(self) -> bool:
-        """Whether this process can still copy its removed log into the database file: no other process has written to
-        a new log."""
+        """Return whether this process can still copy its removed log into the database file. This is possible as long
+        as the database file and the index were not replaced, and no other process has written to a new log."""
         file, log, index = self._names
         if _identity(file) != self._identities[0] or _identity(index) not in (_ABSENT, self._identities[2]):
             return False
@@ -248,7 +252,7 @@ class OpenFiles:
 
 
 def _identity(file: str) -> tuple[int, int]:
-    """Return device and inode, which differ for another file of the same name."""
+    """Return the device and inode of a file. A different file with the same name has a different device or inode."""
     try:
         status = os.stat(file)
     except OSError:
@@ -265,16 +269,19 @@ _DISK_ERROR_SECONDS: Final = 10.0
 
 
 class LockTimeout(Exception):
-    """Another process has the file locked: pause and try again."""
+    """Another process has the file locked. The caller pauses and tries again."""
 
 
 class ConnectionInUse(Exception):
-    """Another thread of this process used the connection for the whole wait."""
+    """A thread waited for the connection until its time limit, and other threads of this process used the
+    connection."""
 
 
 class BoundedLock:
-    """Acquires a lock within a number of seconds, or raises ConnectionInUse. For probes only: an interrupt between the
-    acquisition and the return of `__enter__` would leave the lock acquired. `with lock:` has no such gap."""
+    """A context that acquires a lock within a number of seconds, or raises ConnectionInUse.
+
+    Use it for probes only. An interrupt after the acquisition, but before `__enter__` returns, would leave the lock
+    acquired. `with lock:` does not have this problem."""
 
     def __init__(self, lock: threading.Lock, seconds: float) -> None:
         self._lock = lock
@@ -289,17 +296,17 @@ class BoundedLock:
 
 
 class _QueuedSince(threading.local):
-    """When the current call of this thread was queued; None if it was not."""
+    """The time at which the current call of this thread was queued; None if the call was not queued."""
 
     time: float | None = None
 
 
 class LockWaiter:
-    """Waits of the threads of one process for the file lock.
+    """The state that the threads of one process share while they wait for the file lock.
 
-    SQLite can wait by itself, but then it keeps the connection: a second thread would wait until the first gives up,
-    and would only then start its own wait. So SQLite waits for `BUSY_SLICE` seconds at a time, and other threads use
-    the connection in between."""
+    SQLite can wait for the lock itself, but the thread keeps the connection during this wait. A second thread would
+    have to wait until the first thread gives up, and only then could it start to wait for the lock. So SQLite waits for
+    only `BUSY_SLICE` seconds at a time, and other threads use the connection between two waits."""
 
     def __init__(self, timeout: int) -> None:
         self.timeout = timeout / 1e6
@@ -308,7 +315,7 @@ class LockWaiter:
 
     @contextmanager
     def waited(self, seconds: float) -> Iterator[None]:
-        """Calls of this thread inside the context have already waited that long in a queue."""
+        """Count the calls of this thread inside the context as already queued for `seconds`."""
         self._queued_since.time = time.monotonic() - seconds
         try:
             yield
@@ -316,8 +323,8 @@ class LockWaiter:
             self._queued_since.time = None
 
     def deadline(self) -> float:
-        """Return when a wait that starts now ends: after the timeout, counted from now, or from when the call was
-        queued if another wait has timed out since."""
+        """Return the time at which a wait that starts now must end. The timeout is counted from now. If another wait
+        has timed out since this call was queued, the timeout is counted from the time at which this call was queued."""
         since = self._queued_since.time
         return self.timeout + (time.monotonic() if since is None or self._timed_out_at < since else since)
 
@@ -336,13 +343,14 @@ class LockWaiter:
 
     @property
     def has_recent_disk_error(self) -> bool:
-        """Whether the disk was full or failed in the last seconds. A write since then proves nothing: a small write can
-        fit where a large one does not."""
+        """Whether the disk was full or failed in the last `_DISK_ERROR_SECONDS`. A successful write after the error
+        proves nothing: a small write can succeed although a large write does not fit on the disk."""
         return time.monotonic() - self._disk_error_at < _DISK_ERROR_SECONDS
 
 
 class LockAttempt:
-    """One call's wait for the file lock, for at most `limit` seconds from its first failed try."""
+    """The wait of one call for the file lock. It ends at most `limit` seconds after the first failed try of the
+    call."""
 
     __slots__ = ("_deadline", "_limit", "_waiter")
 
@@ -352,8 +360,8 @@ class LockAttempt:
         self._deadline: float | None = None
 
     def execute(self, db: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
-        """Execute a statement that needs the file lock. Raises LockTimeout if the file is locked and time is left, and
-        SQLite's error after the deadline."""
+        """Execute a statement that needs the file lock. If the file is locked, raise LockTimeout before the deadline,
+        and the error of SQLite after the deadline."""
         try:
             return db.execute(statement)
         except sqlite3.OperationalError as error:
@@ -367,8 +375,8 @@ class LockAttempt:
             raise LockTimeout from error
 
     def pause(self) -> None:
-        """Let other threads acquire the connection. Without a pause, the thread that releases a lock and acquires it at
-        once wins over threads that wait for it."""
+        """Pause, so that other threads can acquire the connection. Without a pause, this thread would release the lock
+        of the connection and acquire it again before a waiting thread gets it."""
         time.sleep(_PAUSE)
 
 
@@ -378,15 +386,15 @@ _CHECKPOINT_ROWS: Final = 512
 
 
 class Checkpointer:
-    """Copies the write-ahead log into the database file from another connection, beside the writer.
+    """Copies the write-ahead log into the database file over a second connection, while the store writes.
 
-    Without it, SQLite copies the log inside the commit that makes the log too long, and every caller of that batch
-    waits. This connection copies earlier and blocks no writer, so little is left for the commit after which SQLite
-    restarts the log.
+    Without a checkpointer, SQLite copies the log during the commit that makes the log too long, and every caller of
+    this commit waits. The checkpointer copies the log earlier and blocks no writer. So the commit that makes the log
+    too long has little left to copy before SQLite restarts the log.
 
-    The store calls `note_rows` with the lock of its connection held. It uses `start_new_thread` because
-    `threading.Thread.start` waits until the new thread runs, and an interrupt inside `start` leaves a thread that
-    `threading` lists forever."""
+    The store calls `note_rows` while it holds the lock of its connection. `note_rows` uses `start_new_thread`, not
+    `threading.Thread.start`: `start` waits until the new thread runs, and an interrupt inside `start` leaves a thread
+    that `threading` lists forever."""
 
     def __init__(self, file: str, synchronous: str) -> None:
         self._uri = _file_uri(file, "mode=rw")  # not rwc: a removed file must not be created again
@@ -396,8 +404,8 @@ class Checkpointer:
         self._copying = threading.Lock()
 
     def note_rows(self, total: int) -> None:
-        """Start a checkpoint if the connection has written enough rows since the last one. `total` counts all rows
-        that the connection has written; a new connection starts at 0."""
+        """Start a checkpoint if the connection has written `_CHECKPOINT_ROWS` rows since the last checkpoint. `total`
+        is the number of all rows that the connection has written; a new connection starts at 0."""
         self._stopped = False
         self._copied_rows = min(self._copied_rows, total)
         if total - self._copied_rows >= _CHECKPOINT_ROWS:
@@ -405,14 +413,15 @@ class Checkpointer:
             start_new_thread(self._copy, ())
 
     def stop(self) -> None:
-        """Wait for a running checkpoint and start none until more rows are written. No connection may be open during a
-        fork, and the file of a closed store can be removed."""
+        """Wait until a running checkpoint has ended. No checkpoint starts until `note_rows` is called again. This is
+        needed because no connection may be open during a fork, and because the file of a closed store may be
+        removed."""
         self._stopped = True
         with self._copying:
-            """A running checkpoint has ended, and a later one sees `_stopped`."""
+            """The running checkpoint has ended. A thread that starts later finds `_stopped` set."""
 
     def _copy(self) -> None:
-        """Make a checkpoint, unless one is running: a later commit starts the next."""
+        """Run a checkpoint. If another checkpoint is running, do nothing: a later commit starts the next checkpoint."""
         if not self._copying.acquire(blocking=False):
             return
         try:

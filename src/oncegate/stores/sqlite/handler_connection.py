@@ -1,4 +1,5 @@
-"""The store's connection while a handler uses it: the handler's writes join the transaction or are refused."""
+"""Protect the store's connection while a handler uses it. The writes of the handler become part of the transaction, or
+are refused."""
 
 import sqlite3
 from collections.abc import Callable, Iterable
@@ -19,7 +20,8 @@ _ALLOWED: Final = frozenset(
         sqlite3.SQLITE_SAVEPOINT,
     }
 )
-# Pragmas that a handler may give a value: the value selects what to read, or its effect ends with the transaction.
+# Pragmas to which a handler may pass a value. The value only selects what to read, or the effect of the pragma ends
+# with the transaction.
 _READING_PRAGMAS: Final = frozenset(
     {
         "defer_foreign_keys",
@@ -42,15 +44,16 @@ _COMMIT_RULE: Final = (
 _ROLLED_BACK: Final = (
     "SQLite has rolled the transaction back, because of a ROLLBACK constraint or trigger; the handler can write no more"
 )
-_OVER: Final = "the transaction is over; use the connection and its cursors only while the handler runs"
+_TRANSACTION_ENDED: Final = "the transaction is over; use the connection and its cursors only while the handler runs"
 
 
 class StoreConnection(sqlite3.Connection):
-    """The connection while the store uses it. The checks of HandlerConnection cost the store nothing."""
+    """The class of the connection while the store uses it. It has none of the checks of HandlerConnection, so the
+    checks do not slow down the store."""
 
 
 class HandlerCursor(sqlite3.Cursor):
-    """A cursor that runs statements only inside the transaction."""
+    """A cursor that executes statements only while the transaction of the handler is open."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "HandlerCursor":
         return self._run(super().execute, sql, parameters)
@@ -75,14 +78,15 @@ class HandlerCursor(sqlite3.Cursor):
 
 
 class HandlerConnection(StoreConnection):
-    """The connection while a handler uses it."""
+    """The class of the connection while a handler uses it."""
 
-    # In sqlite3.Connection these control when Python begins a transaction, and setting them may commit the open one.
-    # Here they are plain attributes: setting them has no effect, and `reset_connection` removes them.
+    # In sqlite3.Connection, these two attributes control when Python begins a transaction. Setting them may commit the
+    # open transaction. Here they are plain attributes: setting them has no effect, and `reset_connection` removes the
+    # values.
     isolation_level = None
     autocommit = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
 
-    def cursor(self, factory: Any = HandlerCursor) -> HandlerCursor:  # type: ignore[override]  # there is no other
+    def cursor(self, factory: Any = HandlerCursor) -> HandlerCursor:  # type: ignore[override]  # no other factory
         if factory is not HandlerCursor:
             raise sqlite3.ProgrammingError("cursor() takes no factory in a handler; call connection.cursor()")
         return super().cursor(HandlerCursor)
@@ -118,8 +122,9 @@ class HandlerConnection(StoreConnection):
 
 
 def run_effect(db: StoreConnection, effect: Callable[[sqlite3.Connection], Complete]) -> Complete:
-    """Run the user's effect. The effect can neither end the transaction, nor write after it, nor write to the store's
-    tables. Raises EffectFailed for whatever the effect raises."""
+    """Run the effect of the user and return its completion. The effect cannot end the transaction, cannot write after
+    the end of the transaction, and cannot write to the tables of the store. Raises EffectFailed if the effect raises
+    any exception."""
     try:
         db.set_authorizer(partial(_authorize, db))
         db.__class__ = HandlerConnection
@@ -130,13 +135,13 @@ def run_effect(db: StoreConnection, effect: Callable[[sqlite3.Connection], Compl
         reset_connection(db)
     if is_closed(db):
         raise EffectFailed(RuntimeError("the handler closed the connection; leave it open"))
-    if not db.in_transaction:  # the handler ignored the error that rolled it back
+    if not db.in_transaction:  # the handler ignored the error that rolled the transaction back
         raise EffectFailed(RuntimeError(_ROLLED_BACK))
     return complete
 
 
 def reset_connection(db: StoreConnection) -> None:
-    """Remove the settings that a handler made on the connection: they must not change what the store reads."""
+    """Remove all settings that a handler made on the connection. They must not change what the store reads."""
     db.__class__ = StoreConnection
     db.__dict__.clear()
     db.row_factory = None
@@ -147,9 +152,9 @@ def reset_connection(db: StoreConnection) -> None:
 
 
 def _check_open(db: sqlite3.Connection) -> bool:
-    """Return True while the handler's transaction is open, else raise ProgrammingError."""
+    """Return True if the transaction of the handler is open. Otherwise raise ProgrammingError."""
     if not isinstance(db, HandlerConnection):
-        raise sqlite3.ProgrammingError(_OVER)
+        raise sqlite3.ProgrammingError(_TRANSACTION_ENDED)
     if not db.in_transaction:
         raise sqlite3.ProgrammingError(_ROLLED_BACK)
     return True
@@ -164,16 +169,17 @@ def is_closed(db: sqlite3.Connection) -> bool:
 
 
 def _authorize(db: StoreConnection, action: int, one: str | None, two: str | None, *_where: str | None) -> int:
-    """Called by SQLite for each action of a statement while it prepares the statement."""
-    refusal = _refusal(action, one or "", two) if db.in_transaction else _ROLLED_BACK
+    """Allow or deny an action of a statement. SQLite calls this function for each action while it prepares a
+    statement."""
+    refusal = _refusal_reason(action, one or "", two) if db.in_transaction else _ROLLED_BACK
     if refusal is None:
         return sqlite3.SQLITE_OK
     db.__dict__["refusal"] = refusal
     return sqlite3.SQLITE_DENY
 
 
-def _refusal(action: int, one: str, two: str | None) -> str | None:
-    """Return why a handler may not do this; None if it may."""
+def _refusal_reason(action: int, one: str, two: str | None) -> str | None:
+    """Return why a handler may not execute this action, or None if the action is allowed."""
     if action in _ALLOWED:
         return None
     if action == sqlite3.SQLITE_TRANSACTION:

@@ -1,8 +1,8 @@
-"""Instance locks: find out which processes that use an SQLite file have ended.
+"""Instance locks show which of the processes that used an SQLite file have ended.
 
-Each process holds a lock on its own file, `<store>-instances/<instance name in hex>`, while it has the store open. The
-operating system releases the lock when the process ends, for whatever reason; a stopped process keeps it. So a file
-whose lock is free belongs to a process that has ended. A process without a file is unknown, and counts as running.
+Each process that has the store open holds a lock on a file: `<store>-instances/<instance name in hex>`. The operating
+system releases the lock when the process ends for any reason. A process that is only stopped (SIGSTOP) keeps its lock.
+So if the lock of a file is free, the process of this file has ended. A process without a file counts as running.
 """
 
 import os
@@ -17,27 +17,27 @@ from oncegate.instances import instance, instance_of
 
 try:
     import fcntl
-except ImportError:  # Windows has no fcntl: every other process counts as running
+except ImportError:  # Windows has no fcntl; every other process counts as running there
     fcntl = None  # type: ignore[assignment]
 
-_CHECK_SECONDS: Final = 0.25  # between two checks of the same process, or of the folder
-# The file of an ended process stays this long: its claims without a payload become free one by one, when their events
-# are delivered again.
+_CHECK_SECONDS: Final = 0.25  # the shortest time between two checks of the same process, or of the folder
+# How long the file of an ended process is kept. Its claims without a payload become free one by one, when their events
+# are delivered again, and each time the file shows that the process has ended.
 _KEEP_SECONDS: Final = 86_400
 
 
 class InstanceLocks:
-    """The locks of one store file, for one open store of this process."""
+    """The instance locks of one store file. Each open store of this process has its own InstanceLocks object."""
 
     def __init__(self, path: str) -> None:
         self._folder = f"{os.path.realpath(path)}-instances"
         self._held = False
-        self._running_until: dict[bytes, float] = {}  # a process counts as running until then, without a check
+        self._running_until: dict[bytes, float] = {}  # until this time, the process counts as running without a check
         self._next_check = 0.0
 
     def acquire(self) -> None:
-        """Acquire the lock of this process. If that fails (the folder is not writable, for example), other processes
-        cannot find out when this process ends."""
+        """Acquire the lock of this process. If the lock cannot be acquired, for example because the folder is not
+        writable, no error is raised. Other processes then cannot detect the end of this process."""
         if not self._held and fcntl is not None:
             _process_locks.acquire(self._folder)
             self._held = True
@@ -48,7 +48,7 @@ class InstanceLocks:
             _process_locks.release(self._folder)
 
     def has_ended(self, owner: bytes) -> bool:
-        """Whether the process of this claim owner is known to have ended."""
+        """Return True if the process of this claim owner is known to have ended. False: it may still run."""
         name = instance_of(owner)
         if name is None or name == instance() or fcntl is None:
             return False
@@ -63,8 +63,8 @@ class InstanceLocks:
         return False
 
     def newly_ended(self) -> list[bytes]:
-        """Return the ended processes that no process has passed to `mark_freed`. Checks the folder at most every
-        `_CHECK_SECONDS`, and returns an empty list in between."""
+        """Return the names of ended processes that were not yet passed to `mark_freed`, by this or another process. The
+        folder is checked at most once in `_CHECK_SECONDS`; between two checks, the list is empty."""
         now = time.monotonic()
         if now < self._next_check or fcntl is None:
             return []
@@ -73,13 +73,14 @@ class InstanceLocks:
         return [bytes.fromhex(name) for name in others if not self._is_marked(name) and _is_free(self._file(name))]
 
     def mark_freed(self, names: Sequence[bytes]) -> None:
-        """Leave these ended processes out of `newly_ended` from now on, in all processes: their claims with a payload
-        are free. The mark is one byte in the lock file."""
+        """Mark these ended processes: their claims with a payload are free. From now on, `newly_ended` does not return
+        them in any process. The mark is one byte in the lock file."""
         for name in names:
             _if_ended(self._file(name.hex()), lambda path: os.truncate(path, 1))
 
     def _is_marked(self, name: str) -> bool:
-        """Whether the file of an ended process has the mark, or is gone. Removes a file that was marked long ago."""
+        """Return whether the lock file has the mark or does not exist. A file of an ended process that was marked more
+        than `_KEEP_SECONDS` ago is removed."""
         path = self._file(name)
         try:
             status = os.stat(path)
@@ -100,7 +101,7 @@ class InstanceLocks:
 
 
 class _ProcessLocks:
-    """The lock files of this process by folder, each with the number of open stores that use it."""
+    """The lock files of this process, by folder. Each lock file has a count of the open stores that use the file."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int | None, int]] = {}
@@ -120,12 +121,13 @@ class _ProcessLocks:
             elif file is not None:
                 with suppress(OSError):
                     os.unlink(os.path.join(folder, instance().hex()))
-                with suppress(OSError):  # another store of this process may still need the folder
+                with suppress(OSError):  # fails if another process has a file in the folder
                     os.rmdir(folder)
                 os.close(file)
 
     def _close_in_child(self) -> None:
-        """Close the files in a forked child, which has another instance name: the locks stay with the parent."""
+        """Close the files in a forked child. The child has a different instance name, and the locks stay with the
+        parent."""
         for file, _ in self._files.values():
             if file is not None:
                 os.close(file)
@@ -133,13 +135,14 @@ class _ProcessLocks:
 
 
 def _create_locked(folder: str) -> int | None:
-    """Return the descriptor of the locked file of this process, None if the file cannot be created or locked."""
+    """Create and lock the file of this process. Return its descriptor, or None if the file cannot be created or
+    locked."""
     path = os.path.join(folder, instance().hex())
     for _ in range(10):
         try:
             with suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
-                os.chmod(folder, 0o700)  # whatever the umask
+                os.chmod(folder, 0o700)  # whatever the umask is
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.fchmod(file, 0o600)
         except FileNotFoundError:
@@ -160,7 +163,7 @@ def _create_locked(folder: str) -> int | None:
 
 
 def _if_ended(path: str, change: Callable[[str], object]) -> None:
-    """Call `change` with the path of a lock file, if the file is there and its lock is free."""
+    """Call `change` with the path of a lock file if the file exists and its lock is free."""
     with suppress(OSError):
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -171,7 +174,7 @@ def _if_ended(path: str, change: Callable[[str], object]) -> None:
 
 
 def _is_free(path: str) -> bool:
-    """Whether the file is there and no process holds its lock."""
+    """Return whether the file exists and no process holds its lock."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The statements of store.sql: bind records and documents to rows, and read them back."""
+"""Execute the statements of store.sql: write records and documents to rows, and read them from rows."""
 
 import sqlite3
 from collections import Counter
@@ -14,11 +14,12 @@ RowKey = tuple[str, bytes]  # namespace and key
 SQL: Final = sections(read_sql("oncegate.stores.sqlite"))
 _T = TypeVar("_T")
 
-# Blobs that are bound often are bound as bytearray: for bytes, Python first searches for a registered adapter, which
+# Frequent blob parameters are bound as bytearray. For bytes, Python first searches for a registered adapter, which
 # takes time.
 _blob: Final = bytearray
 
-# `IN` lists have one of these lengths, padded with a repeated value, so that few statements stay prepared.
+# `IN` lists have one of these lengths. Shorter lists are padded with a repeated value. So there are few different
+# statements, and SQLite keeps them prepared.
 _LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _RECORDS: Final = {length: SQL["records"].replace("*", ", ".join("?" * length)) for length in _LENGTHS}
 _BUSY: Final = {length: SQL["busy entities"].replace("*", ", ".join(["(?)"] * length)) for length in _LENGTHS}
@@ -28,7 +29,7 @@ _BUSY: Final = {length: SQL["busy entities"].replace("*", ", ".join(["(?)"] * le
 
 
 def find(db: sqlite3.Connection, wanted: Sequence[RowKey]) -> dict[RowKey, Record]:
-    """Read records, up to 128 of a namespace with one statement."""
+    """Return the records of these rows that exist. One statement reads up to 128 records of a namespace."""
     found = {}
     for namespace, keys in _chunks(wanted):
         for row in db.execute(_RECORDS[len(keys)], (namespace, *map(_blob, keys))):
@@ -37,7 +38,8 @@ def find(db: sqlite3.Connection, wanted: Sequence[RowKey]) -> dict[RowKey, Recor
 
 
 def save(db: sqlite3.Connection, found: dict[RowKey, Record], current: dict[RowKey, Record | None]) -> int:
-    """Write the records that differ from those found, and return the number of new rows."""
+    """Write the records in `current` that differ from the records in `found`. None means: delete the record. Return the
+    number of inserted rows."""
     changes: dict[str, list[tuple[Any, ...]]] = {}
     for row, record in current.items():
         before = found.get(row)
@@ -50,13 +52,13 @@ def save(db: sqlite3.Connection, found: dict[RowKey, Record], current: dict[RowK
 
 
 def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[Any, ...]]:
-    """Return the statement that turns `before` into `record`, and its values."""
+    """Return the name and the values of the statement that changes the row from `before` to `record`."""
     if record is None:
         return "delete", ()
     if before is None or before.about is not record.about or before.first_seen != record.first_seen:
         if record.state == IN_PROGRESS and record.payload is None and record.fence == record.first_seen:
             return "insert claimed", (*_first_grant(record), record.expires_at, *_summary(record))
-        if record.payload is not None and _is_new(record):
+        if record.payload is not None and _fits_insert_admitted(record):
             return "insert admitted", (
                 record.state,
                 record.attempts,
@@ -65,7 +67,7 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
                 *_summary(record),
             )
         return "insert", _claim(record) + _summary(record) + _result(record) + _history(record)
-    if record.state == COMPLETED and record.result is not None and _completes(before, record):
+    if record.state == COMPLETED and record.result is not None and _is_plain_completion(before, record):
         return "update completed", (record.expires_at, record.completed_at, _blob(record.result))
     if record.state == IN_PROGRESS and _not_in_update_held(before) == _not_in_update_held(record):
         held = (record.state, record.owner, record.fence, record.lease_until, record.attempts)
@@ -73,14 +75,16 @@ def _change(before: Record | None, record: Record | None) -> tuple[str, tuple[An
     return "update", _claim(record) + _result(record) + _history(record)
 
 
-def _is_new(record: Record) -> bool:
-    """Whether all columns that "insert admitted" leaves out have their defaults."""
+def _fits_insert_admitted(record: Record) -> bool:
+    """Return whether "insert admitted" can write the record: all columns that this statement does not write have their
+    defaults."""
     ended = record.expires_at is not None or record.completed_at is not None or record.error is not None
     return not ended and not record.lost and record.unavailable_since is None
 
 
-def _completes(before: Record, record: Record) -> bool:
-    """Whether the change is a plain completion: the same grant was in progress, and ended with a result only."""
+def _is_plain_completion(before: Record, record: Record) -> bool:
+    """Return whether "update completed" can write the change: the same grant was in progress, and it ended with a
+    result, without an error and without a place that the event was handed to."""
     is_same_grant = before.state == IN_PROGRESS and before.fence == record.fence
     return is_same_grant and record.error is None and record.handed_to is None
 
@@ -89,7 +93,7 @@ def record_of(row: tuple[Any, ...]) -> Record:
     return Record(*row[:7], EventSummary(*row[7:12]), *row[12:])  # type: ignore[call-arg]  # mypy cannot count a slice
 
 
-# The columns of a record in groups, each in the order of the statements.
+# The columns of a record in groups. Each group has its columns in the order of the statements.
 
 
 def _claim(record: Record) -> tuple[Any, ...]:
@@ -127,7 +131,7 @@ def _not_in_update_held(record: Record) -> tuple[Any, ...]:
 
 
 def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
-    """Group by namespace, and split each group into lists of the lengths in `_LENGTHS`."""
+    """Group the values by namespace, and split each group into padded lists of the lengths in `_LENGTHS`."""
     by_namespace: dict[str, list[_T]] = {}
     for namespace, value in wanted:
         by_namespace.setdefault(namespace, []).append(value)
@@ -161,7 +165,7 @@ _MAX_DUE: Final = 500
 
 
 def find_busy(db: sqlite3.Connection, entities: Collection[Entity]) -> set[Entity]:
-    """Return the entities that have a record with a payload, up to 128 of a namespace with one statement."""
+    """Return the entities that have a record with a payload. One statement checks up to 128 entities of a namespace."""
     busy: set[Entity] = set()
     for namespace, names in _chunks(entities):
         busy.update((namespace, name) for (name,) in db.execute(_BUSY[len(names)], (*names, namespace)))
@@ -169,31 +173,32 @@ def find_busy(db: sqlite3.Connection, entities: Collection[Entity]) -> set[Entit
 
 
 def find_takeable(db: sqlite3.Connection, wants: Sequence[TakeRequest], now: int) -> Iterator[RowKey | None]:
-    """Yield the row that each request may take, or None; rows that became due first come first.
+    """Yield for each request a row that the request may take, or None. Rows that became due first are yielded first.
 
-    Call it inside a transaction. It needs several statements: if another process completed an event between two of
-    them, the first would list the event's entity and the second would find no event of it."""
+    Call this function inside a transaction, because it executes several statements. Without a transaction, another
+    process could complete an event between two statements: the first statement would list the entity of the event, and
+    the second statement would find no event of this entity."""
     counts = Counter(want.namespace for want in wants)
     in_order = {want.namespace for want in wants if want.in_order}
-    due = {name: _due(db, name, name in in_order, now, limit) for name, limit in counts.items()}
+    due = {name: _due_keys(db, name, name in in_order, now, limit) for name, limit in counts.items()}
     for want in wants:
         key = next(due[want.namespace], None)
         yield None if key is None else (want.namespace, key)
 
 
-def _due(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, limit: int) -> Iterator[bytes]:
+def _due_keys(db: sqlite3.Connection, namespace: str, in_order: bool, now: int, limit: int) -> Iterator[bytes]:
     if in_order:
-        return _due_in_order(db, namespace, now)
+        return _due_keys_in_order(db, namespace, now)
     return (key for (key,) in db.execute(SQL["waiting"], (namespace, now, limit)).fetchall())
 
 
-def _due_in_order(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:
-    """Yield due events without an entity, and the first event of each entity if it is due and no other event of the
-    entity is in progress.
+def _due_keys_in_order(db: sqlite3.Connection, namespace: str, now: int) -> Iterator[bytes]:
+    """Yield the keys of due events without an entity. For each entity, also yield the key of its first event, if this
+    event is due and no other event of the entity is in progress.
 
-    The first `_MAX_DUE` due events come in order of their due time. If there are more, the other entities follow in the
-    order of their names, starting after the last entity seen: a call must not read all events of one entity, however
-    many wait."""
+    The statement reads only the first `_MAX_DUE` due events, in the order of their due time. All of these can belong to
+    one entity, and a call must not read all events of one entity, however many wait. So if there are more due events,
+    the other entities follow in the order of their names, starting after the entity of the last event that was read."""
     seen: set[str] = set()
     due = db.execute(SQL["due"], (namespace, now, _MAX_DUE)).fetchall()
     for key, entity in due:
@@ -219,7 +224,8 @@ def _first_due(db: sqlite3.Connection, namespace: str, entity: str, now: int) ->
 
 
 def _entities(db: sqlite3.Connection, namespace: str, start: str) -> Iterator[str]:
-    """Yield the entities with waiting events in the order of their names: those after `start`, then those up to it."""
+    """Yield the entities with waiting events in the order of their names: first the entities after `start`, then the
+    entities up to and including `start`."""
     for begin, end in ((start, None), ("", start)):
         last = begin
         while row := db.execute(SQL["next entity"], (namespace, last)).fetchone():

@@ -1,4 +1,4 @@
-"""Open an SQLite store to read it, also without the permission to write the file."""
+"""Open an SQLite store for reading only. This needs no permission to write the file."""
 
 import os
 import sqlite3
@@ -16,9 +16,10 @@ _STEPS: Final = 1_000
 
 
 class ReadOnlySqliteStore(SqliteStore):
-    """Writes nothing, and never waits for the write lock: readers of a write-ahead log do not need it."""
+    """An SQLite store that only reads. It never waits for the write lock: readers of a write-ahead log do not need
+    it."""
 
-    _checked_files = 1  # a store that is only read may have no log, and loses nothing with it
+    _checked_files = 1  # the database file only: a reader may have no log, and loses no data if the log is removed
 
     def _open(self) -> StoreConnection:
         return connect(self._path, _mode(self._path), self._busy_timeout, self._prepare)
@@ -28,9 +29,12 @@ class ReadOnlySqliteStore(SqliteStore):
         _check_version(db, self._path)
 
     def damage(self, seconds: float) -> str | None:
-        """Return the first error that `PRAGMA quick_check` finds, None for a sound file. Raises TimeoutError after
-        `seconds`. Newer SQLite versions call the progress handler during the check; older ones only test for an
-        interrupt while they read a table, so both are used."""
+        """Return the first error that `PRAGMA quick_check` finds, or None if the file is not damaged. Raises
+        TimeoutError after `seconds`.
+
+        Both a progress handler and an interrupt stop the check at the time limit. Newer SQLite versions call the
+        progress handler during the check. Older versions do not: they only test for an interrupt while they read a
+        table."""
         deadline = time.monotonic() + seconds
 
         def check(db: StoreConnection, _now: int) -> str:
@@ -52,7 +56,8 @@ class ReadOnlySqliteStore(SqliteStore):
 
 
 def is_absent(path: str) -> bool:
-    """Whether there is no store at the path. An empty file counts as no store."""
+    """Return whether there is no store at the path. An empty file without a log counts as no store. Raises StoreRefused
+    if the path cannot be read."""
     try:
         return os.stat(path).st_size == 0 and not os.path.exists(path + _LOG)
     except (FileNotFoundError, NotADirectoryError):
@@ -69,9 +74,12 @@ def check_exists(path: str) -> None:
 
 
 def _mode(path: str) -> str:
-    """Return how SQLite opens the file. A process that may write opens it normally, so that SQLite removes the log when
-    the process closes it. A process that may not write cannot create the log files, or would leave log files that their
-    owner cannot use. Without a log, the file itself holds everything and cannot change (`immutable`)."""
+    """Return the options with which SQLite opens the file.
+
+    A process that may write the file and its folder opens the file with `mode=rw`, so that SQLite removes the log when
+    the process closes the file. A process without these permissions opens the file with `mode=ro`. It cannot create the
+    log files, or would leave log files that the owner of the store cannot use. So if there is no log, SQLite opens the
+    file as `immutable`, which needs no log files. The database file then holds all data and cannot change."""
     if _may_write(path) and _may_write(os.path.dirname(path) or "."):
         return "mode=rw"
     return "mode=ro" if os.path.exists(path + _LOG) else "mode=ro&immutable=1"

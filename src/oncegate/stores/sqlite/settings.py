@@ -1,4 +1,4 @@
-"""Settings in the URL of an SQLite store."""
+"""Parse the URL of an SQLite store."""
 
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -15,7 +15,7 @@ _EXPECTED: Final = "write sqlite:///relative.db or sqlite:////absolute/path.db (
 
 
 class SqliteSettings(Struct, frozen=True):
-    """`busy_timeout` is in microseconds."""
+    """The settings in the URL of an SQLite store. `busy_timeout` is in microseconds."""
 
     path: str
     synchronous: str

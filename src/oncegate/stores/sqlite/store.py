@@ -1,8 +1,8 @@
-"""The SQLite store, the embedded default: one file, shared by threads and processes, durable after each commit.
+"""The SQLite store is the embedded default. It is one file that threads and processes share. Each commit is durable.
 
-Every batch is one `BEGIN IMMEDIATE` transaction: read the records, judge each operation with `oncegate.claims.step`,
-write the changes, commit. SQLite allows one writer at a time, so the judgement is atomic and the rules of the protocol
-are not repeated in SQL.
+Every batch is one `BEGIN IMMEDIATE` transaction: the store reads the records, judges each operation with
+`oncegate.claims.step`, writes the changes and commits. SQLite allows one writer at a time, so these steps are atomic
+together. The rules of the protocol are not repeated in SQL.
 """
 
 import atexit
@@ -105,8 +105,8 @@ class SqliteStore:
         self._clock = store_clock(clock)
         self._sweep_position = {"claims": _START, "documents": _START}
         self._rows_to_sweep = {"claims": 0, "documents": 0}
-        # Claims in progress as this connection wrote them, so that a settlement does not read them back. The cache is
-        # valid while no other connection has written; `PRAGMA data_version` changes when one has.
+        # A cache of claims in progress that this connection has written: a settlement need not read them from the file.
+        # The cache is valid until another connection writes. `PRAGMA data_version` then changes.
         self._in_progress: dict[RowKey, Record] = {}
         self._data_version = 0
         self._closed = False
@@ -117,7 +117,7 @@ class SqliteStore:
         self._instances = InstanceLocks(path)
         self._next_file_check = -inf
         self._db: StoreConnection | None = None
-        self._connected()
+        self._get_connection()
         forks.watch(self)
         _open_stores.add(self)
 
@@ -150,7 +150,7 @@ class SqliteStore:
         """Judge the operations in order, write the changed records and return the answers."""
         found = self._find(db, operations)
         positions: Iterable[int] = repeat(0)
-        if admits and any(isinstance(each, Admit) and each.about.entity is not None for each in operations):
+        if admits and any(isinstance(item, Admit) and item.about.entity is not None for item in operations):
             positions = batch_positions(operations)
             operations = keep_first_leases(operations, partial(find_busy, db))
         current: dict[RowKey, Record | None] = dict(found)
@@ -160,7 +160,7 @@ class SqliteStore:
             before = current.get(address)
             judged = step_at_position(before, operation, now, position) if position else step(before, operation, now)
             if type(judged[1]) is InFlight and self._instances.has_ended(judged[1].record.owner):
-                judged = step(_abandoned(address, judged[1].record, now), operation, now)
+                judged = step(_abandon_claim(address, judged[1].record, now), operation, now)
             current[address], answer = judged
             answers.append(answer)
         self._sweep(db, "claims", save(db, found, current), now)
@@ -168,7 +168,7 @@ class SqliteStore:
         return answers
 
     def _find(self, db: sqlite3.Connection, operations: Sequence[Operation]) -> dict[RowKey, Record]:
-        """Return the records of the operations: from the cache if it is valid, else from the file."""
+        """Return the records of the operations. Records in a valid cache are not read from the file."""
         (version,) = db.execute("PRAGMA data_version").fetchone()
         if version != self._data_version:
             self._data_version = version
@@ -193,7 +193,7 @@ class SqliteStore:
         if ended := self._instances.newly_ended():
             self._transaction(partial(self._abandon, ended))
             self._instances.mark_freed(ended)
-        # Usually no event waits. A read transaction then costs no disk write.
+        # Usually no event waits. So look in a read transaction first, which needs no disk write.
         if not self._read(lambda db, now: any(find_takeable(db, wants, now))):
             return [None] * len(wants)
         return self._transaction(partial(self._take, wants))
@@ -208,12 +208,12 @@ class SqliteStore:
         return [_entry(row, taken) for row in rows]
 
     def _abandon(self, instances: Sequence[bytes], db: StoreConnection, now: int) -> None:
-        """End the leases of the claims that these ended processes held, if the claim has a payload. A claim without a
-        payload becomes free when its event is delivered again: listing those claims would need an index that every
-        claim writes."""
+        """End the leases of the claims with a payload that these ended processes held. A claim without a payload
+        becomes free when its event is delivered again. It is not freed here: to find such claims, the store would need
+        an index that every claim has to update."""
         for name in instances:
             found = find(db, db.execute(SQL["held by"], (now, name)).fetchall())
-            freed = {row: _abandoned(row, record, now) for row, record in found.items()}
+            freed = {row: _abandon_claim(row, record, now) for row, record in found.items()}
             save(db, found, freed)
             self._cache(freed)
 
@@ -226,7 +226,8 @@ class SqliteStore:
     def transact(
         self, held: ClaimProof, effect: Callable[[sqlite3.Connection], Complete], connection: Any = None
     ) -> bool:
-        """See `oncegate.stores.base.Transactional`. The write lock excludes all other writers until the commit."""
+        """See `oncegate.stores.base.Transactional`. The write lock of the file blocks all other writers until the
+        commit."""
         if connection is not None:
             raise SettingError("SQLite transactions use the store's connection, which the handler gets; pass no other")
         try:
@@ -300,13 +301,14 @@ class SqliteStore:
         return self._lock_waiter.waited(seconds)
 
     def probe(self, within: int) -> None:
-        """See `oncegate.stores.base.CanProbe`. A recent write counts as proof. It also counts as proof if a thread of
-        this process uses the connection during the whole check: the file is then slow, not locked."""
+        """See `oncegate.stores.base.CanProbe`. A recent write proves that the store accepts writes. If other threads of
+        this process use the connection during the whole check, the check also succeeds: the file is slow, but not
+        locked."""
         if self._lock_waiter.has_recent_disk_error:
             raise StoreUnavailable(f"the disk of {self._path} was full or failed in the last seconds; check the disk")
         if not self._lock_waiter.has_recent_write or self._files.find_replaced(2):
             with suppress(ConnectionInUse):
-                self._transaction(lambda _db, _now: None, within=within / 2e6)  # writes the clock only
+                self._transaction(lambda _db, _now: None, within=within / 2e6)  # writes only the time
 
     def has_ended(self, owner: bytes) -> bool:
         """See `oncegate.stores.base.KnowsEndedProcesses`."""
@@ -321,27 +323,28 @@ class SqliteStore:
             self._disconnect()
 
     def release_instance_lock(self) -> None:
-        """Remove the lock file of this process, unless this process still holds claims: they become free when it
-        ends."""
+        """Remove the lock file of this process, unless the process still holds claims. The claims then become free when
+        the process ends."""
         if not self._holds_claims():
             self._instances.release()
 
     def _holds_claims(self) -> bool:
-        """Whether this process is known to hold unsettled claims. Their handlers may still run, so other processes must
-        not treat these claims as abandoned before this process ends."""
-        mine = [row for row, record in self._in_progress.items() if instance_of(record.owner) == instance()]
+        """Return whether this process is known to hold unsettled claims. The handlers of these claims may still run, so
+        other processes must not treat the claims as abandoned before this process ends."""
+        own_rows = [row for row, record in self._in_progress.items() if instance_of(record.owner) == instance()]
         if self._db is None:
-            return bool(mine)
+            return bool(own_rows)
         try:
-            found = find(self._db, mine).values()  # another connection may have settled them
+            found = find(self._db, own_rows).values()  # another connection may have settled these claims
             with_payload = self._db.execute(SQL["held by"], (self._clock(), instance())).fetchone()
         except sqlite3.Error:
-            return bool(mine)
+            return bool(own_rows)
         return with_payload is not None or any(record.state == IN_PROGRESS for record in found)
 
     def before_fork(self) -> None:
-        """Close the connection: writes over a connection that two processes share would be lost. Parent and child
-        each open a new one. A fork inside a handler's transaction keeps the connection for the parent only."""
+        """Close the connection, because writes over a connection that two processes share would be lost. The parent and
+        the child each open a new connection. If a handler forks inside its transaction, the connection stays open, and
+        only the parent can use it."""
         if self._handler_thread == threading.get_ident():
             self._checkpointer.stop()
         else:
@@ -364,13 +367,14 @@ class SqliteStore:
     # ── transactions ──────────────────────────────────────────────────────────────────────────────────────
 
     def _transaction(self, work: _Work[_T], *, writes: bool = True, within: float = inf) -> _T:
-        """Run `work(db, now)` in one transaction and return its answer after the commit.
+        """Run `work(db, now)` in one transaction, commit, and return the answer of `work`.
 
-        Retries while another process has the file locked, and lets other threads use the connection in between.
-        `within` bounds both waits, in seconds: for the file, and for the connection (`ConnectionInUse`).
+        If another process has the file locked, try again until the timeout. Other threads can use the connection
+        between two tries. `within` is the longest wait in seconds, both for the file lock and for the connection. If
+        the connection is in use for this time, ConnectionInUse is raised.
 
-        The lock is acquired here, not in a generator: an interrupt can leave a generator suspended, and the generator
-        would hold the lock as long as the traceback exists."""
+        The lock is acquired in this function, not in a context manager that is a generator. An interrupt can leave a
+        generator suspended, and the suspended generator would hold the lock as long as the traceback exists."""
         if self._handler_thread == threading.get_ident():
             raise SettingError("a transaction handler cannot use the same store: the call would wait for itself")
         lock = self._lock if within == inf else BoundedLock(self._lock, within)
@@ -378,7 +382,7 @@ class SqliteStore:
         while True:
             try:
                 with lock:
-                    db = self._usable_connection()
+                    db = self._get_checked_connection()
                     try:
                         now = self._begin_write(db, attempt) if writes else self._begin_read(db, attempt)
                         answer = work(db, now)
@@ -388,14 +392,14 @@ class SqliteStore:
                     except BaseException as error:
                         self._roll_back(db)
                         if isinstance(error, FAILURES):
-                            raise self._explained(error) from error
+                            raise self._to_store_error(error) from error
                         raise
                     return answer
             except LockTimeout:
                 attempt.pause()
 
     def _read(self, work: _Work[_T]) -> _T:
-        """Run `work(db, now)` in a read transaction: all its statements see one snapshot."""
+        """Run `work(db, now)` in a read transaction. All statements of `work` see the same snapshot."""
         return self._transaction(work, writes=False)
 
     def _begin_write(self, db: StoreConnection, attempt: LockAttempt) -> int:
@@ -407,10 +411,11 @@ class SqliteStore:
         return self._clock(self._clock_value(attempt.execute(db, SQL["time"]).fetchone()))
 
     def _advance_clock(self, db: StoreConnection) -> int:
-        """Return the time of this transaction, and store it in the file: no later transaction gets an earlier time."""
-        high = self._clock_value(db.execute(SQL["tick"], (self._clock(),)).fetchone())
-        self._clock(high)
-        return high
+        """Return the time of this transaction, and write it to the file. So no later transaction gets an earlier
+        time."""
+        latest = self._clock_value(db.execute(SQL["tick"], (self._clock(),)).fetchone())
+        self._clock(latest)
+        return latest
 
     def _clock_value(self, row: tuple[int] | None) -> int:
         if row is None:
@@ -423,7 +428,7 @@ class SqliteStore:
         self._checkpointer.note_rows(db.total_changes)
 
     def _roll_back(self, db: StoreConnection) -> None:
-        """End a transaction that failed or was interrupted, also while a handler had the connection."""
+        """Roll back a transaction that failed or was interrupted, also if a handler was using the connection."""
         self._in_progress.clear()
         reset_connection(db)
         if is_closed(db):
@@ -433,17 +438,17 @@ class SqliteStore:
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
-    def _explained(self, error: Exception) -> StoreError:
+    def _to_store_error(self, error: Exception) -> StoreError:
         if is_disk_error(error):
             self._lock_waiter.note_disk_error()
         return as_store_error(error, self._path)
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────
 
-    def _usable_connection(self) -> StoreConnection:
+    def _get_checked_connection(self) -> StoreConnection:
         if self._closed:
             raise StoreRefused(f"the store {self._path} was closed; open it again")
-        db = self._connected()
+        db = self._get_connection()
         if time.monotonic() >= self._next_file_check:
             self._check_files(db, self._checked_files)
             self._next_file_check = time.monotonic() + _FILE_CHECK_SECONDS
@@ -452,8 +457,8 @@ class SqliteStore:
     def _check_files(self, db: StoreConnection, count: int) -> None:
         """Raise StoreUnavailable if one of the first `count` files was removed or replaced.
 
-        If only the write-ahead log was removed, first copy it into the database file: its commits were acknowledged,
-        and only this process can still read them."""
+        If only the write-ahead log was removed, first copy the log into the database file. The commits in this log were
+        acknowledged, and only this process can still read them."""
         replaced = self._files.find_replaced(count)
         if replaced is None:
             return
@@ -466,10 +471,10 @@ class SqliteStore:
             " start them again"
         )
 
-    def _connected(self) -> StoreConnection:
+    def _get_connection(self) -> StoreConnection:
         if self._db is None:
             self._in_progress.clear()
-            file = os.path.realpath(self._path)  # SQLite puts the write-ahead log beside the target of a link
+            file = os.path.realpath(self._path)  # if the path is a link, SQLite puts the log beside its target
             db = self._open()
             set_busy_timeout(db, min(BUSY_SLICE, self._lock_waiter.timeout))
             self._files = OpenFiles(file)
@@ -489,8 +494,8 @@ class SqliteStore:
             self._db = None
 
     def _sweep(self, db: sqlite3.Connection, table: str, written: int, now: int) -> None:
-        """Visit two rows for each row written and delete the expired ones, so that expired rows stay fewer than half
-        of the live rows."""
+        """Check two rows for each row that was written, and delete the expired rows among them. This keeps the expired
+        rows fewer than half of the live rows."""
         self._rows_to_sweep[table] += 2 * written
         while self._rows_to_sweep[table] >= _SWEEP_ROWS:
             self._rows_to_sweep[table] -= _SWEEP_ROWS
@@ -503,12 +508,13 @@ class SqliteStore:
             self._sweep_position[table] = end or _START
 
 
-def _abandoned(row: RowKey, record: Record, now: int) -> Record | None:
+def _abandon_claim(row: RowKey, record: Record, now: int) -> Record | None:
     return step(record, Abandon(*row, record.owner, record.fence), now)[0]
 
 
 def _step_as_holder(record: Record | None, operation: Renew | Complete, now: int) -> Record | None:
-    """Return the record after an operation of the claim's holder. Raises _ClaimLost if the claim has another holder."""
+    """Return the record after an operation of the holder of the claim. Raises _ClaimLost if the caller no longer holds
+    the claim."""
     after, answer = step(record, operation, now)
     if answer is not True or after is record:
         raise _ClaimLost
@@ -521,7 +527,7 @@ def _entry(row: RowKey | None, taken: dict[RowKey, Record | None]) -> Entry | No
 
 
 class _ClaimLost(Exception):
-    """The claim has another holder. Raised inside the transaction, so that its writes are rolled back."""
+    """The caller no longer holds the claim. It is raised inside the transaction, so that the writes are rolled back."""
 
 
 # At exit, remove the lock files of stores that the program did not close.

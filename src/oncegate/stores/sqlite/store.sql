@@ -5,11 +5,11 @@
 --   │ namespace     │ text     │ ┐ primary key                                                    │
 --   │ key           │ blob     │ ┘ 16 bytes                                                       │
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
---   │ owner         │ blob     │ the request that holds or held the claim: 8 random bytes for its │
---   │               │          │ process, 8 for the request                                       │
+--   │ owner         │ blob     │ the request that holds or held the claim: 8 random bytes for the │
+--   │               │          │ process, and 8 random bytes for the request                      │
 --   │ fence         │ integer  │ increases with every grant                                       │
---   │ lease_until   │ integer  │ µs; for R, the earliest time to take the event                   │
---   │ attempts      │ integer  │ grants whose handler may have started                            │
+--   │ lease_until   │ integer  │ µs; in state R, the earliest time at which the event is taken    │
+--   │ attempts      │ integer  │ number of grants whose handler may have started                  │
 --   │ payload_hash  │ blob     │ hash of the event's body                                         │
 --   │ expires_at    │ integer  │ µs; null while an unprocessed payload is held                    │
 --   │ source … delivery_id     │ summary of the event, for people; occurred_at in µs              │
@@ -17,16 +17,16 @@
 --   │ completed_at  │ integer  │ µs                                                               │
 --   │ result        │ blob     │ JSON of the handler's return value                               │
 --   │ error         │ text     │ error of the last failed attempt                                 │
---   │ payload       │ blob     │ as delivered; null once it is no longer needed                   │
+--   │ payload       │ blob     │ as delivered; null when the payload is no longer needed          │
 --   │ lost          │ integer  │ number of consecutive attempts that were never settled           │
---   │ unavailable_since        │ µs; first of consecutive releases because a service was away     │
+--   │ unavailable_since        │ µs; first of consecutive releases for an unavailable service     │
 --   │ handed_to     │ text     │ where a completed event was published to                         │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
---   clock                 one row: the time of the latest write transaction; no later one has an earlier time
+--   clock                 one row: the time of the latest write transaction; later transactions have no earlier time
 --
--- `pragma application_id` marks a file of Oncegate, `pragma user_version` is its schema version. To change the schema,
--- add a section "schema N" that migrates a file of version N-1 to version N.
+-- `pragma application_id` marks a file of Oncegate. `pragma user_version` is the schema version of the file. To change
+-- the schema, add a section "schema N" that migrates a file of version N-1 to version N.
 --
 -- The index "lines" lists the waiting events of each entity in the order in which they happened.
 
@@ -85,21 +85,22 @@ ALTER TABLE claims ADD COLUMN unavailable_since INTEGER;
 
 ALTER TABLE claims ADD COLUMN handed_to TEXT;
 
--- The first statement of every write transaction: returns its time, which is no earlier than that of any before it.
+-- The first statement of every write transaction. It returns the time of the transaction. This time is never earlier
+-- than the time of a previous transaction.
 -- name: tick
 UPDATE clock SET high = max(high, ?) WHERE id = 1 RETURNING high;
 
 -- name: time
 SELECT high FROM clock WHERE id = 1;
 
--- * stands for one ? per key.
+-- The * is replaced by one ? for each key.
 -- name: records
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
        first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to
 FROM claims WHERE namespace = ? AND key IN (*);
 
--- A record that was absent. REPLACE: an expired row that was not swept yet may still be there.
+-- Insert a record that was absent. REPLACE is needed because an expired row of this key may not be deleted yet.
 -- name: insert
 INSERT OR REPLACE INTO claims (
     state, owner, fence, lease_until, attempts, payload_hash, expires_at,
@@ -107,33 +108,33 @@ INSERT OR REPLACE INTO claims (
     first_seen, completed_at, result, error, payload, lost, unavailable_since, handed_to, namespace, key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A first claim, the most frequent insert. It binds few values, because each bound value costs time.
+-- Insert a first claim. This is the most frequent insert, so it binds few values: each bound value costs time.
 -- name: insert claimed
 INSERT OR REPLACE INTO claims (
     state, attempts, owner, fence, lease_until, payload_hash, expires_at,
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
 ) VALUES ('P', 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A first admission, the other frequent insert.
+-- Insert a first admission. This is the second frequent insert.
 -- name: insert admitted
 INSERT OR REPLACE INTO claims (
     state, attempts, payload, owner, fence, lease_until, payload_hash,
     source, type, entity, occurred_at, delivery_id, first_seen, namespace, key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A completion, the most frequent update.
+-- Write a completion. This is the most frequent update.
 -- name: update completed
 UPDATE claims SET
     state = 'C', lease_until = 0, payload = NULL, error = NULL, lost = 0, unavailable_since = NULL,
     expires_at = ?, completed_at = ?, result = ?
 WHERE namespace = ? AND key = ?;
 
--- A grant or a renewal. It does not write the payload again.
+-- Write a grant or a renewal. The payload is not written again.
 -- name: update held
 UPDATE claims SET state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, lost = ?
 WHERE namespace = ? AND key = ?;
 
--- Any other change of a record: all columns that a transition can change.
+-- Write any other change of a record. The statement writes all columns that a transition can change.
 -- name: update
 UPDATE claims SET
     state = ?, owner = ?, fence = ?, lease_until = ?, attempts = ?, payload_hash = ?, expires_at = ?,
@@ -143,13 +144,13 @@ WHERE namespace = ? AND key = ?;
 -- name: delete
 DELETE FROM claims WHERE namespace = ? AND key = ?;
 
--- Events that a dispatcher may take: with a payload, and without a live lease.
+-- Events that a dispatcher may take. They have a payload and no live lease.
 -- name: waiting
 SELECT key FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
 
--- Claims with a payload that a process holds. The first half of an owner names the process.
+-- Claims with a payload that one process holds. The first 8 bytes of an owner identify the process.
 -- name: held by
 SELECT namespace, key FROM claims INDEXED BY waiting
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND lease_until > ? AND substr(owner, 1, 8) = ?;
@@ -157,13 +158,13 @@ WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND lease_unti
 -- name: count payloads
 SELECT count(*) FROM claims WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ?;
 
--- Like "waiting", with the entities.
+-- The same events as "waiting", with their entities.
 -- name: due
 SELECT key, entity FROM claims
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND lease_until <= ?
 ORDER BY lease_until LIMIT ?;
 
--- Those of "due" that have no entity.
+-- The events of "due" that have no entity.
 -- name: due without entity
 SELECT key FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity IS NULL AND lease_until <= ?
@@ -175,18 +176,18 @@ SELECT entity FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND namespace = ? AND entity > ?
 ORDER BY entity LIMIT 1;
 
--- The first event of an entity that no worker has taken.
+-- Of the events of an entity that no worker has taken, the event that happened first.
 -- name: released of entity
 SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'R' AND namespace = ? AND entity = ?
 ORDER BY coalesce(occurred_at, first_seen), first_seen, key LIMIT 1;
 
--- All events of an entity that a worker has taken, with a live or an ended lease. There are few.
+-- All events of an entity that a worker has taken. The lease can be live or ended. There are few such events.
 -- name: held of entity
 SELECT coalesce(occurred_at, first_seen), first_seen, key, lease_until FROM claims INDEXED BY lines
 WHERE payload IS NOT NULL AND state IN ('R', 'P') AND state = 'P' AND namespace = ? AND entity = ?;
 
--- Which of some entities have a record with a payload. * stands for one (?) per entity.
+-- The entities in a list that have a record with a payload. The * is replaced by one (?) for each entity.
 -- name: busy entities
 WITH wanted(entity) AS (VALUES *)
 SELECT entity FROM wanted WHERE EXISTS (
@@ -200,8 +201,9 @@ SELECT version, body, expires_at FROM documents WHERE namespace = ? AND key = ?;
 -- name: save document
 INSERT OR REPLACE INTO documents (namespace, key, version, body, expires_at) VALUES (?, ?, ?, ?, ?);
 
--- Expired rows are deleted in stretches of the key order, over and over from the first key to the last. The rows of a
--- stretch share their pages, so that deleting them is cheap. An index on expires_at would cost every write.
+-- Expired rows are deleted in stretches. A stretch is a range of consecutive keys. The stretches go from the first key
+-- to the last key, and then start again at the first key. The rows of a stretch are on the same pages, so deleting them
+-- is cheap. An index on expires_at was rejected: every write would have to update it.
 -- name: claims stretch
 SELECT namespace, key FROM claims WHERE (namespace, key) > (?, ?) ORDER BY namespace, key LIMIT 1 OFFSET ?;
 
@@ -220,7 +222,7 @@ DELETE FROM documents WHERE (namespace, key) > (?, ?) AND (namespace, key) <= (?
 -- name: documents sweep rest
 DELETE FROM documents WHERE (namespace, key) > (?, ?) AND expires_at <= ?;
 
--- The pages of lists for people.
+-- One page of a list for operators.
 -- name: browse
 SELECT namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
        source, type, entity, occurred_at, delivery_id,
@@ -241,7 +243,7 @@ WHERE state = 'D' AND (namespace, key) > (:after_namespace, :after_key)
   AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY namespace, key LIMIT :limit;
 
--- All namespaces, with one step along the primary key for each: DISTINCT would read every row.
+-- All namespaces. The query makes one search in the primary key for each namespace. DISTINCT would read every row.
 -- name: namespaces
 WITH RECURSIVE each(name) AS (
     SELECT min(namespace) FROM claims

@@ -1,36 +1,37 @@
 -- claim: grant the right to run an event.
 --
--- A request is the lengths of address, owner, hash and about; lease, retention, slides, and flags (1 if the key binds
--- the content, plus 2 if the claim marks); then address, owner, hash and about. The last three are in a record as they
--- are here, so they are copied as one block.
+-- A request has the lengths of address, owner, hash and about; then lease, retention, slides and flags; then the texts
+-- address, owner, hash and about. Flags is 1 if the key binds the content, plus 2 if the claim marks. Owner, hash and
+-- about have the same form and order in a record, so they are copied as one block.
 --
 -- The answer is a string: the time (I7), and a letter for each request:
---   N  granted, and the record is new; the client knows the record
---   K  completed, and unchanged; the client decides
+--   N  granted, and the record is new; the client can compute the record
+--   K  the record is completed and does not change; the client decides the verdict
 --   G  granted     U  duplicate     I  in flight     X  conflict     B  buried
--- The record follows for every letter but N. If there are several records, the answer is a list of the string and the
--- records.
+-- Each letter except N has a record. A single record follows the letters in the string. If there are several records,
+-- the answer is a list of the string and the records.
 --
--- With ARGV[3], the namespaces of all requests but K are added to the list, because the client does not know whether
--- they are in it. Without, they are added only if the bucket has no stored time yet. K writes nothing at all, so a
--- server that rejects writes can still answer.
+-- With ARGV[3], the namespaces of all requests with a letter other than K are added to the list of namespaces, because
+-- the client does not know whether the list has them. Without ARGV[3], the namespaces are added only if the bucket has
+-- no stored time yet. A request with letter K writes nothing, so a server that rejects writes can still answer it.
 
 local REQUEST, REQUEST_SIZE = '>I4BBI4I8I8I8B', 35
 local MARKS = 2
 local COMPLETED = byte('C')
 
--- A new record is `front`, the block of its request and `rear`; `ttl` is its expiry in Redis. Most batches have one
--- lease and one retention, so these are computed once.
+-- The value of a new record is `front`, the block of its request and `rear`. `ttl` is the time until Redis deletes it,
+-- in milliseconds. All requests of most batches have the same lease and retention, so `front`, `rear` and `ttl` are
+-- computed again only if one of the values `for_…` changes.
 local front, rear, ttl
 local for_lease, for_retention, for_flags, for_owner, for_hash
 
--- Requests on records that are neither new nor plainly completed are deferred until all others are answered, and so are
--- later requests on the same record. `deferred` has the keys of their records, and by number of the request its
--- position.
+-- Requests on records that are neither new nor plainly completed are deferred until all other requests are answered.
+-- Later requests on the same record are deferred, too. `deferred` has two kinds of entries: the key of each such record
+-- maps to true, and the number of each deferred request maps to the position of the request in the batch.
 local deferred
 local letters, values, count = {}, {}, 0
 local granted = false
-local keys -- by number of the request, once all records are read ahead
+local keys -- the key of each request by its number; set when the records are read in advance
 local at = 1
 while at <= size do
   local start = at
@@ -41,8 +42,8 @@ while at <= size do
   local key = keys and keys[count] or base .. 'r' .. sub(batch, start + REQUEST_SIZE, block - 1)
   local letter, value = nil, ahead[key]
 
-  -- A batch is usually all new events or all duplicates. So a record is first written as if it were new. After the
-  -- first record that exists, all others are read ahead.
+  -- Usually all events of a batch are new, or all are duplicates. So a record is first written as if it was new. After
+  -- the first record that already exists, the records of all remaining requests are read in advance.
   if not value and not (deferred and deferred[key]) then
     if lease ~= for_lease or retention ~= for_retention or flags ~= for_flags or owner ~= for_owner
       or hash ~= for_hash then
@@ -79,7 +80,8 @@ while at <= size do
     end
   end
 
-  -- Nearly every existing record is completed. A claim does not change it, whatever the verdict, so the client decides.
+  -- Nearly every existing record is completed. No claim changes a completed record, except a sliding claim. So the
+  -- client decides the verdict.
   if value and byte(value) == COMPLETED and slides == 0 and now < struct.unpack('>I7', value, EXPIRES)
     and not (deferred and deferred[key]) then
     letter, values[count] = 'K', value

@@ -1,15 +1,16 @@
--- The rest of settle: the deferred requests, which need a parsed record.
+-- The second part of settle. It handles the deferred requests, which need a parsed record.
 
 local UNSTARTED = 2 ^ 53
 local ENDS_IN = {C = 'C', c = 'C', H = 'C', R = 'R', U = 'R', D = 'D'}
 local verbs = {}
 
--- The answer 0 must come from a server that accepts writes: a replica may lack the newest claims.
+-- Store the time, because the answer 0 must come from a server that accepts writes. A replica may not have the newest
+-- claims.
 store_time()
 
--- Complete: retention, result, error. c: with the result null, and no texts. H: the second text is the error and the
--- place that the event was handed to, as texts of a tail. The number of lost attempts and the time of unavailability
--- are removed.
+-- Complete. The number is the retention, and the texts are the result and the error. Verb c has no texts, and its
+-- result is null. In verb H, the second text holds two texts in the form of a tail: the error, and the place that the
+-- event was handed to. A completion removes the number of lost attempts and the time of unavailability.
 function verbs.C(r, retention, result, error, handed)
   local texts = {(next_text(r.tail, 1))}
   texts[RESULT], texts[ERROR], texts[HANDED] = result, error, handed
@@ -32,9 +33,9 @@ function verbs.H(r, retention, result, both)
   verbs.C(r, retention, result, error, (next_text(both, at)))
 end
 
--- Release: the delay, or UNSTARTED if the handler never started; no text; the error. U: because a service is
--- unavailable. An unstarted attempt says nothing about the event, so the number of lost attempts and the time of
--- unavailability stay.
+-- Release. The number is the delay, or UNSTARTED if the handler never started. The first text is absent, and the second
+-- text is the error. Verb U releases a claim because a service is unavailable. An attempt that never started says
+-- nothing about the event, so the number of lost attempts and the time of unavailability do not change.
 function verbs.R(r, delay, _, error, unavailable)
   local unstarted = delay >= UNSTARTED
   local texts = parse_tail(r.tail)
@@ -55,7 +56,7 @@ function verbs.U(r, delay, _, error)
   verbs.R(r, delay, nil, error, true)
 end
 
--- Bury: retention, payload, error.
+-- Bury. The number is the retention, and the texts are the payload and the error.
 function verbs.D(r, retention, payload, error)
   local texts = parse_tail(r.tail)
   texts[PAYLOAD], texts[ERROR] = payload, error
@@ -63,7 +64,7 @@ function verbs.D(r, retention, payload, error)
   r.tail = pack_tail(texts)
 end
 
--- Renew: lease.
+-- Renew. The number is the lease. There are no texts.
 function verbs.N(r, lease)
   r.moment = now + lease
   if r.expires > 0 then
@@ -71,7 +72,7 @@ function verbs.N(r, lease)
   end
 end
 
--- The digit for the request of this number.
+-- Execute the request with this number, and return its digit.
 local function settle(i)
   local verb, address, proof, number, one, two, start = struct.unpack(REQUEST, batch, starts[i])
   address, start = cut(start, address)

@@ -1,6 +1,8 @@
--- The rest of claim: the deferred requests, on records that exist or have expired, and are not plainly completed.
+-- The second part of claim. It handles the deferred requests. Their records exist and are not plainly completed, or
+-- have expired.
 
--- A marking claim completes its record at once. The record keeps the lease, within which the effect may start.
+-- Complete the record of a claim that marks. Such a claim completes its record at once. The record keeps the lease of
+-- the claim, because the effect may start until the lease ends.
 local function mark(r, retention)
   local texts = parse_tail(r.tail)
   texts[PAYLOAD], texts[LEASE], texts[LOST], texts[SINCE] = nil, struct.pack('>I7', r.moment), nil, nil
@@ -23,7 +25,8 @@ local function grant_known(request, r)
   return save(request.address, before, r)
 end
 
--- A completed record after its duplicate: only a sliding claim moves the expiry, and only to a later time.
+-- Return the value of a completed record after a duplicate claim. Only a sliding claim moves the expiry of the record,
+-- and only to a later time.
 local function slide(request, r, value)
   local expires = math.min(now + request.retention, r.first + request.slides)
   if expires <= r.expires then
@@ -33,7 +36,7 @@ local function slide(request, r, value)
   return save(request.address, r.state, r)
 end
 
--- The letter and the record, by the rules of `oncegate.claims.step`.
+-- Return the letter and the value of the record, by the rules of `oncegate.claims.step`.
 local function decide(request, r, value)
   local state, leased, own = r.state, has_lease(r), r.owner == request.owner
   if own and (leased or state == 'C' or state == 'c') then
@@ -64,7 +67,7 @@ local function grant_new(request, before)
   return 'N'
 end
 
--- The letter and the record for the request at a position of the batch.
+-- Return the letter and the value of the record for the request at a position of the batch.
 local function claim_known(start)
   local request = {}
   local address, owner, hash, about, flags, at

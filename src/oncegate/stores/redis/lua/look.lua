@@ -1,13 +1,14 @@
--- look: queries. Nothing is written. Every answer starts with the time.
+-- look: execute a query. Queries write nothing. Every answer starts with the time.
 --
--- The batch is a list of texts, each after its length. The first text names the query, the others are its arguments:
+-- The batch is a list of texts. The length of each text precedes the text. The first text is the name of the query, and
+-- the other texts are its arguments:
 --
 --   records    address, …            the value of each record, or an empty string
 --   documents  address, …            the value of each document, or an empty string
---   key        key                   namespace and record of this key in every namespace
+--   key        key                   for each namespace that has a record of this key, the namespace and the record
 --   waiting    count, namespace, …   for each namespace, at most `count` keys that can be taken, each followed by its
---                                    score; those that became due first come first
---   dead       limit, start, stop    address and record of dead letters, in the order of their addresses
+--                                    score; the keys that became due first come first
+--   dead       limit, start, stop    the address and the record of each dead letter, in the order of the addresses
 
 local answer = {now}
 local arguments = {}
@@ -44,7 +45,7 @@ function queries.waiting()
   end
 end
 
--- Expired dead letters stay in the list until a later burial removes them, so one page may take several reads.
+-- The list can have expired dead letters, because only a later burial removes them. So one page may need several reads.
 function queries.dead()
   local left, start = tonumber(arguments[2]), arguments[3]
   while left > 0 do

@@ -1,13 +1,15 @@
--- operate: redrive and reset, for operators.
+-- operate: redrive and reset records, for operators.
 --
--- A request is a verb and the length of the address; then the address. V: redrive. X: reset. d: reset if the record is
--- a dead letter. The answer is a digit for each request.
+-- A request has a verb and the length of the address; then the address. Verb V redrives a record. Verb X resets a
+-- record. Verb d resets a record only if it is a dead letter. The answer is a digit for each request: 1, or 0 if
+-- nothing changed.
 
--- A write, although this key never exists: a replica rejects it, so a replica never reports a record as absent. A
--- server that is full accepts it, so records can be deleted to free memory.
+-- This key never exists, but DEL is a write. A replica rejects a write, so a replica never reports a record as absent.
+-- A server that is out of memory accepts DEL, so records can be deleted to free memory.
 call('DEL', base)
 
--- Without an owner, the worker that buried the event can no longer settle it.
+-- Return a dead letter to processing. The owner is removed, so that the worker that buried the event can no longer
+-- settle the claim.
 local function redrive(address, r)
   store_time()
   local texts = parse_tail(r.tail)

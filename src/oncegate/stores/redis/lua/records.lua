@@ -1,10 +1,10 @@
--- Functions that parse, pack, find and write records, and that update the lists of records.
+-- Functions that parse, pack, find and write records, and functions that update the lists of records.
 
-local MOST_ATTEMPTS = 65535
+local MAX_ATTEMPTS = 65535
 local ABOUT, RESULT, ERROR, PAYLOAD, LEASE, LOST, SINCE, HANDED = 1, 2, 3, 4, 5, 6, 7, 8 -- the texts of a tail
 local WAITS = {p = true, r = true}
 
--- The text of this length at a position in the batch, and the position after it.
+-- Return the text of this length at a position in the batch, and the position after the text.
 local function cut(at, length)
   if length == NONE then
     return nil, at
@@ -12,7 +12,7 @@ local function cut(at, length)
   return sub(batch, at, at + length - 1), at + length
 end
 
--- From now on, no call uses an earlier time.
+-- Store the time. After this, no call uses an earlier time.
 local function store_time()
   call('SET', KEYS[1], struct.pack('>I7I7', now, clock))
 end
@@ -37,7 +37,7 @@ local function pack_tail(texts)
   return table.concat(parts)
 end
 
--- The text at a position of a tail, and the position after it.
+-- Return the text at a position of a tail, and the position after the text.
 local function next_text(tail, at)
   local length = byte(tail, at)
   if not length or length == 255 then
@@ -69,7 +69,7 @@ local function parse(value)
 end
 
 local function pack(r)
-  local attempts = math.min(r.attempts, MOST_ATTEMPTS)
+  local attempts = math.min(r.attempts, MAX_ATTEMPTS)
   local low = attempts % 256
   local high = (attempts - low) / 256
   return struct.pack(HEAD, r.state, r.moment, high, r.expires, low, r.first, #r.hash, r.fence, #r.owner)
@@ -84,7 +84,8 @@ local function get(key)
   return value
 end
 
--- The record at an address, its value and its state. For an expired record only the state, which the lists need.
+-- Return the record at an address, the value of the record and its state. For an expired record, return only the state,
+-- which `update_lists` needs.
 local function find(address)
   local value = get(base .. 'r' .. address)
   if value then
@@ -96,8 +97,9 @@ local function find(address)
   end
 end
 
--- Milliseconds until Redis deletes a key. Rounded up, because a retention may be shorter than a millisecond. Counted
--- from the server's clock, which Redis uses, and which may be behind the store's time.
+-- Return the milliseconds until Redis deletes a key. The result is rounded up, because a retention may be shorter than
+-- a millisecond. It is counted from the server's clock, because Redis uses this clock. The server's clock may be behind
+-- the store's time.
 local function time_to_live(expires)
   return math.ceil((expires - clock) / 1000) + EXPIRY_GRACE
 end
@@ -111,8 +113,8 @@ local function write(key, value, expires)
   end
 end
 
--- Each new dead letter removes up to ten expired ones from the lists. No other call removes an expired dead letter that
--- is never claimed again.
+-- Add a dead letter to the lists, and remove up to ten expired dead letters from the lists. If an expired dead letter
+-- is never claimed again, no other call removes it.
 local function list_dead_letter(address, expires)
   for _, expired in ipairs(call('ZRANGEBYSCORE', base .. 'e', '-inf', now, 'LIMIT', 0, 10)) do
     call('ZREM', base .. 'e', expired)
@@ -122,7 +124,8 @@ local function list_dead_letter(address, expires)
   call('ZADD', base .. 'e', expires, address)
 end
 
--- Update the lists when a record changes from one state (nil: it is new) to another (nil: it is deleted).
+-- Update the lists when a record changes from the state `before` (nil: the record is new) to the state `after` (nil:
+-- the record is deleted).
 local function update_lists(address, before, after, r)
   if before == 'D' and after ~= 'D' then
     call('ZREM', base .. 'd', address)
@@ -153,15 +156,16 @@ local function has_lease(r)
   return (r.state == 'P' or r.state == 'p') and now < r.moment
 end
 
--- Grant an existing record again: fence and attempts count on. A record in progress was never settled, so its attempt
--- is lost. The first loss in a row does not count as an attempt.
+-- Grant an existing record again. The fence and the attempts increase from their old values. A record that is still in
+-- progress was never settled, so its last attempt is lost. The first of consecutive lost attempts is not counted in
+-- `attempts`.
 local function grant_again(r, owner, lease)
   local counts = 1
   if r.state == 'P' or r.state == 'p' then
     local texts = parse_tail(r.tail)
     local lost = texts[LOST] and struct.unpack('>I2', texts[LOST]) or 0
     counts = lost > 0 and 1 or 0
-    texts[LOST] = struct.pack('>I2', math.min(lost + 1, MOST_ATTEMPTS))
+    texts[LOST] = struct.pack('>I2', math.min(lost + 1, MAX_ATTEMPTS))
     r.tail = pack_tail(texts)
   end
   r.owner, r.fence, r.moment, r.attempts = owner, r.fence + 1, now + lease, r.attempts + counts

@@ -1,12 +1,13 @@
 -- settle: complete, release, bury or renew claims.
 --
--- A request is a verb, the lengths of address and proof, a number, and the lengths of two texts; then address, proof
--- and the texts. endings.lua says for each verb what the number and the texts are. The proof is fence and owner as they
--- are in a record. The answer is a digit for each request: 1, or 0 if the claim no longer belongs to the client.
+-- A request has a verb, the lengths of address and proof, a number, and the lengths of two texts; then address, proof
+-- and the two texts. endings.lua documents the number and the texts of each verb. The proof is fence and owner in the
+-- form that they have in a record. The answer is a digit for each request: 1, or 0 if the client no longer holds the
+-- claim.
 
 local REQUEST = '>c1I4I4I8I4I4'
-local PROOF = 26 -- position in a record
-local NO_OWNER = 8 -- the length of a proof with an empty owner, which proves nothing
+local PROOF = 26 -- position of the proof in a record
+local NO_OWNER = 8 -- the length of a proof with an empty owner; such a proof is never accepted
 local LONGEST_STRETCH = EXPIRY_GRACE / 2 * 1000 -- microseconds
 local IN_PROGRESS = byte('P')
 
@@ -23,10 +24,10 @@ for from = 2, count, 1000 do
   end
 end
 
--- Nearly every settlement completes a claim within seconds, with the result null, and its record has no text but about.
--- Then only the first 16 bytes of the record change. The expiry of the key in Redis stays, as long as it is at least
--- half of EXPIRY_GRACE after that of the record. All other requests are deferred until these are answered, and so are
--- later requests on the same record.
+-- Nearly every settlement completes a claim within seconds and with the result null, and the only text in the tail of
+-- its record is about. In this case, only the first 16 bytes of the record change. The expiry of the key in Redis does
+-- not change, as long as Redis deletes the key at least half of EXPIRY_GRACE after the new expiry of the record. All
+-- other requests are deferred until these requests are answered. Later requests on the same record are deferred, too.
 local deferred
 local answers = {}
 local last_retention, completed

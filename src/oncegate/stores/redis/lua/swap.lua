@@ -1,7 +1,7 @@
--- swap: replace documents whose version is the expected one.
+-- swap: replace documents that have the expected version.
 --
--- A request is the lengths of address and body, the expected version and the retention; then address and body. The
--- answer is a digit for each request.
+-- A request has the lengths of address and body, the expected version and the retention; then address and body. The
+-- answer is a digit for each request: 1, or 0 if the document has another version.
 
 store_time()
 

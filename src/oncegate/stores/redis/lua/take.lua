@@ -1,7 +1,7 @@
--- take: grant the right to run an event from the payload in its record, to a dispatcher.
+-- take: grant a dispatcher the right to run an event whose payload is in the record.
 --
--- A request is the lengths of address and owner, and the lease; then address and owner. The answer is the time, and for
--- each request the granted record or an empty string.
+-- A request has the lengths of address and owner, and the lease; then address and owner. The answer is the time, and
+-- for each request the granted record or an empty string.
 
 store_time()
 local answer = {now}
@@ -9,7 +9,8 @@ local answer = {now}
 local function take(address, owner, lease)
   local r = find(address)
   if not r or not WAITS[r.state] then
-    -- Another program deleted the record. Remove the key from the list, or dispatchers would try to take it for ever.
+    -- Another program has deleted the record. Remove the key from the list. Otherwise dispatchers would try to take the
+    -- record forever.
     update_lists(address, 'r', nil)
     return ''
   elseif now < r.moment then
