@@ -143,7 +143,7 @@ def _read_postgres(url: str, masked_url: str) -> StoreReading:
         open_store(url, create=False).close()
     except NoStore:
         absent = f"the database has no schema {settings.schema} yet"
-    with closing(Connections(settings)) as connections, connections.borrowed() as db:
+    with closing(Connections(settings)) as connections, connections.borrow() as db:
         before = wall()
         ((time,),) = db.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").fetchall()
         clock = _clock_facts(settings.place, before, time)
