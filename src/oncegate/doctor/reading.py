@@ -183,13 +183,13 @@ class _Reader:
         )
 
     def _queue(self, name: str) -> QueueFacts:
-        described = queues.described(self._cloud, name)
-        if described is None:
+        found = queues.describe_queue(self._cloud, name)
+        if found is None:
             raise Missing(f"the queue {name} does not exist in {self.region}; check the name and the region")
-        url, attributes = described
-        redrive = queues.parsed(attributes.get("RedrivePolicy")) or {}
+        url, attributes = found
+        redrive = queues.parse_json(attributes.get("RedrivePolicy")) or {}
         dead = redrive.get("deadLetterTargetArn")
-        beside = queues.described(self._cloud, _last(dead)) if dead else None
+        dead_queue = queues.describe_queue(self._cloud, _last(dead)) if dead else None
         return QueueFacts(
             name=name,
             url=url,
@@ -197,9 +197,9 @@ class _Reader:
             visibility=int(attributes["VisibilityTimeout"]),
             retention=int(attributes["MessageRetentionPeriod"]),
             dead_arn=dead,
-            dead_retention=int(beside[1]["MessageRetentionPeriod"]) if beside else None,
+            dead_retention=int(dead_queue[1]["MessageRetentionPeriod"]) if dead_queue else None,
             max_receives=int(redrive["maxReceiveCount"]) if redrive else None,
-            statements=tuple(queues.statements_of(queues.parsed(attributes.get("Policy")))),
+            statements=tuple(queues.statements_of(queues.parse_json(attributes.get("Policy")))),
         )
 
     def _table(self, name: str) -> TableFacts:
@@ -273,10 +273,10 @@ class _Reader:
         not read."""
         if queue is None or self._account not in queue:
             return {}
-        described = queues.described(self._cloud, _last(queue))
-        if described is None:
+        found = queues.describe_queue(self._cloud, _last(queue))
+        if found is None:
             return {"dead_admits": False, "dead_statements": None}
-        statements = queues.statements_of(queues.parsed(described[1].get("Policy")))
+        statements = queues.statements_of(queues.parse_json(found[1].get("Policy")))
         return {"dead_admits": admits(statements, SEND, rule), "dead_statements": tuple(statements)}
 
     def _exists(self, arn: str) -> bool:
@@ -284,7 +284,7 @@ class _Reader:
         if self._account not in arn:
             return True
         if ":sqs:" in arn:
-            return queues.described(self._cloud, _last(arn)) is not None
+            return queues.describe_queue(self._cloud, _last(arn)) is not None
         return ":lambda:" not in arn or self._cloud.find("lambda", "get_function", FunctionName=arn) is not None
 
     def _matches(self, pattern: dict[str, Any] | None, bus: str) -> bool | None:
