@@ -91,7 +91,7 @@ POLICY: Final = PartKind(
     fixed=("Queues",),
 )
 
-# ── requests for both kinds ──────────────────────────────────────────────────────────────────────────────────────
+# ── requests for both kinds ───────────────────────────────────────────────────────────────────────────────
 
 
 def describe_queue(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
