@@ -37,7 +37,7 @@ class StoreReading(Struct, frozen=True, kw_only=True):
 
 
 def read_store(url: str, masked_url: str) -> StoreReading:
-    """Return the facts about the store at a URL. If the store cannot be used, the function does not raise:
+    """Return the facts about the store at a URL. If the store cannot be used, no StoreError is raised:
     `StoreFacts.problem` is then the reason."""
     scheme = scheme_of(url)
     read = _READERS.get("redis" if "redis" in scheme else scheme)

@@ -114,8 +114,8 @@ def _check_function(function: Function) -> None:
 
 
 def _check_code(function: Function) -> None:
-    """Raise SettingError if Lambda would refuse the package. The check runs before any part is created, because Lambda
-    refuses a package only after the other parts were created."""
+    """Raise SettingError if the package is too large, is not a zip file, or lacks the module of the handler. The check
+    runs before any part is created: Lambda would refuse the package only after the other parts were created."""
     if len(function.code) > _MAX_CODE_SIZE:
         raise SettingError(
             "--lambda-zip is larger than the 50 MB that Lambda allows; leave out packages that its runtime has"

@@ -80,8 +80,8 @@ def _fits(wanted: Any, source: str) -> bool:
 
 
 def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
-    """Return whether the rule is for events that come directly from Genesys. Events that a program forwards may have
-    any source and any structure."""
+    """Return whether the rule is for events that come directly from Genesys. Forwarded events may have any source and
+    any structure."""
     source = json.dumps((pattern or {}).get("source", ""))
     return f"{PARTNER}genesys" in bus or f"{PARTNER}genesys" in source
 
@@ -248,8 +248,10 @@ def doubled(facts: Facts) -> Iterator[Finding]:
 
 
 def _redundant(routes: list[tuple[RuleFacts, TargetFacts]]) -> tuple[RuleFacts, TargetFacts] | None:
-    """Return a route that can be removed without losing events; None if there is none. This is a route that gets no
-    events, or else the last route if another route has the same pattern on the same bus."""
+    """Return a route that can be removed without losing events; None if no route can be removed.
+
+    If some routes get no events and others do, this is the last route that gets none. Otherwise it is the last route,
+    if another route has the same pattern on the same bus."""
     idle = [route for route in routes if not _gets_events(route[0])]
     if 0 < len(idle) < len(routes):
         return idle[-1]

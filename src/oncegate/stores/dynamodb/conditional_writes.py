@@ -136,7 +136,7 @@ class ConditionalWriter:
         try:
             self._client.call_table("put_item", Item=item, **self.if_unchanged(seen, now))
         except ItemChanged as changed:
-            if stamp_of(changed.item) != stamp:  # if equal, an earlier try of this request was applied
+            if stamp_of(changed.item) != stamp:  # if the stamps are equal, an earlier try was applied
                 return self._changed_record(address, changed.item)
         self.remember(address, SeenItem(after, stamp, was_read=False))
         return None

@@ -56,7 +56,7 @@ def _enable_time_to_live(client: DynamoClient) -> None:
     try:
         client.call_table("update_time_to_live", TimeToLiveSpecification=TIME_TO_LIVE)
     except StoreError as error:
-        if "already enabled" not in str(error):  # another process may enable it at the same time
+        if "already enabled" not in str(error):  # another process may have enabled it
             raise
 
 

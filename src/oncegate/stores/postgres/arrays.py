@@ -206,7 +206,7 @@ def settlement_arrays(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
     return (
         texts(endings),
         *address_arrays(batch),
-        # An empty owner proves no claim. It is sent as null, because null equals no owner in SQL.
+        # An empty owner proves no claim. It is sent as null, because a comparison with null is never true in SQL.
         blobs([settlement.owner or None for settlement in batch]),
         numbers([settlement.fence for settlement in batch]),
         numbers(spans),

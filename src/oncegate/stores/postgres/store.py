@@ -317,13 +317,14 @@ class PostgresStore:
     def _redeem(self, db: psycopg.Connection[Any], pledge: tuple[int, str]) -> None:
         """Delete the pledge, so that the transaction can commit.
 
-        Raises EffectFailed if the handler ended the transaction that made the pledge."""
+        Raises EffectFailed if the handler ended the transaction that made the pledge, or if a statement of the handler
+        failed and the handler ignored the error."""
         try:
             redeemed = self._execute(db, "redeem", pledge)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
-            raise EffectFailed(error) from error  # a statement of the handler failed, and the handler ignored the error
+            raise EffectFailed(error) from error  # the failed statement of the handler has aborted the transaction
         if not redeemed:
             raise EffectFailed(RuntimeError("the handler ended the transaction; remove its commit or rollback"))
 
@@ -344,7 +345,8 @@ class PostgresStore:
         half of the number of live rows.
 
         The request of the caller is already complete, so a failed sweep is ignored. There is no lock: threads that
-        count at the same time may lose a count or sweep the same rows. The only effect is that fewer rows are swept."""
+        count at the same time may lose a count or sweep the same rows. The only effect is that slightly fewer rows are
+        swept."""
         self._rows_to_sweep[table] += 2 * written
         with suppress(StoreError):
             while self._rows_to_sweep[table] >= _SWEEP_ROWS:
@@ -356,7 +358,7 @@ class PostgresStore:
 
 def _is_new(answer: Verdict | Admission) -> bool:
     """Return whether a row was inserted for this answer. If a reply was lost, the retry gets the same answer, and the
-    row is counted twice."""
+    row may be counted twice."""
     return isinstance(answer, Admitted) or (isinstance(answer, Granted) and answer.record.attempts == 1)
 
 
