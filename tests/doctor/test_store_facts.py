@@ -29,7 +29,7 @@ def test_a_damaged_store(oncegate: Run, tmp_path: Path, monkeypatch: pytest.Monk
     with closing(open_store(f"sqlite:///{path}")) as store:
         store.claim([claim_of(key=number.to_bytes(16)) for number in range(500)])
     assert oncegate("doctor")[0] == exit_codes.OK
-    monkeypatch.setattr(store_facts, "_CHECK_FOR", 0)
+    monkeypatch.setattr(store_facts, "_CHECK_LIMIT", 0)
     assert severities(oncegate("doctor", "--output", "json")[1]) == {"store.integrity": "note"}
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

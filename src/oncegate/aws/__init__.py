@@ -1,1 +1,1 @@
-"""AWS clients and the meaning of their errors. Imported only by code that calls AWS."""
+"""Create AWS clients and classify their errors. Only code that calls AWS imports this package."""

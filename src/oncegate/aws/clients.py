@@ -20,10 +20,10 @@ _REGION: Final = ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"], None, None)
 def create_client(
     service: str, region: str | None, endpoint: str | None, place: str, *, attempts: int = 1, **options: Any
 ) -> Any:
-    """Return a client for a service, at the AWS endpoint or at `endpoint`.
+    """Return a client for a service. The client uses `endpoint`, or the endpoint of AWS if `endpoint` is None.
 
-    By default the client sends a request once: the caller decides which requests to retry, and when.
-    Raises SettingError if the region or the endpoint is invalid."""
+    By default the client sends each request once, because the caller decides which requests to retry and when.
+    Raises SettingError if the region or the endpoint is invalid. `place` is the text for the service in messages."""
     checked_endpoint(endpoint)
     retries = {"mode": "standard", "total_max_attempts": attempts}
     config = Config(retries=retries, tcp_keepalive=True, user_agent_extra="oncegate", **options)
@@ -42,14 +42,16 @@ def create_client(
 
 @cache
 def _loader() -> Loader:
-    """botocore's service descriptions. Reading them is the slowest part of creating a client: once per process."""
+    """Return the loader of botocore's service descriptions. The process has one loader, because reading the
+    descriptions is the slowest part of creating a client."""
     return Loader()
 
 
 def checked_endpoint(endpoint: str | None, example: str = "http://127.0.0.1:4566") -> str | None:
-    """Return the endpoint. Raises SettingError unless it is a plain http(s) URL.
+    """Return the endpoint unchanged. Raises SettingError if the endpoint is not a plain http(s) URL.
 
-    Messages show the endpoint, so credentials in it are rejected."""
+    An endpoint with credentials is rejected, because messages show the endpoint. `example` is the valid endpoint that
+    the error message shows."""
     if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
         raise SettingError(
             f"endpoint={quoted(endpoint)} is not a valid URL; write it without credentials, such as endpoint={example}"
@@ -58,5 +60,5 @@ def checked_endpoint(endpoint: str | None, example: str = "http://127.0.0.1:4566
 
 
 def api_action(method: str) -> str:
-    """The AWS name of a botocore method: `DescribeTable` for `describe_table`."""
+    """Return the AWS name of a botocore method: `DescribeTable` for `describe_table`."""
     return "".join(part.capitalize() for part in method.split("_"))

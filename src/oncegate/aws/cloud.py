@@ -1,4 +1,4 @@
-"""Requests to AWS services in one region, for command-line tools: every failure is a one-line AwsError."""
+"""Send requests to AWS services in one region, for command-line tools. Every failure is an AwsError with one line."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ class Denied(AwsError):
 
 
 class Unanswered(AwsError):
-    """No request can succeed: no accepted credentials, no region, or no network."""
+    """No request can succeed: the credentials or the region are missing or not accepted, or AWS cannot be reached."""
 
 
 _ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
@@ -40,7 +40,7 @@ _ERRORS: Final[dict[FailureKind, type[AwsError]]] = {
 
 
 class Identity(Struct, frozen=True):
-    """The caller, and the region of its requests."""
+    """The AWS identity of the caller, and the region of the requests."""
 
     arn: str
     account: str
@@ -52,7 +52,10 @@ class Identity(Struct, frozen=True):
 
 
 class Cloud:
-    """`on_wait` is called with what `wait_until` waits for: some operations take AWS a minute."""
+    """Sends requests to AWS services in one region.
+
+    While `wait_until` waits, it calls `on_wait` with the name of the awaited thing. The caller can show this name,
+    because some operations of AWS take a minute."""
 
     def __init__(
         self,
@@ -66,7 +69,8 @@ class Cloud:
         self._clients: dict[str, Any] = {}
 
     def call(self, service: str, action: str, **parameters: Any) -> dict[str, Any]:
-        """Return the response. Raises Missing if the resource does not exist, AwsError for any other failure."""
+        """Send a request and return the response. Raises Missing if the resource does not exist, and AwsError for any
+        other failure."""
         try:
             response: dict[str, Any] = getattr(self._client(service), action)(**parameters)
         except FAILURES as error:
@@ -74,14 +78,14 @@ class Cloud:
         return response
 
     def find(self, service: str, action: str, **parameters: Any) -> dict[str, Any] | None:
-        """Return the response, or None if the resource does not exist."""
+        """Send a request and return the response, or None if the resource does not exist."""
         try:
             return self.call(service, action, **parameters)
         except Missing:
             return None
 
     def list_all(self, service: str, action: str, member: str, **parameters: Any) -> Iterator[Any]:
-        """Yield the items under `member` of every page."""
+        """Request all pages of a list, and yield the items in the member `member` of each page."""
         request_token, response_token = _PAGE_TOKENS.get(service, _DEFAULT_PAGE_TOKENS)
         while True:
             response = self.call(service, action, **parameters)
@@ -91,7 +95,7 @@ class Cloud:
             parameters[request_token] = response[response_token]
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        """Poll until `ready` returns true. Raises AwsError after two minutes."""
+        """Call `ready` repeatedly until it returns true. Raises AwsError after two minutes."""
         deadline = time.monotonic() + _WAIT_LIMIT
         while not ready():
             if time.monotonic() > deadline:
@@ -106,7 +110,7 @@ class Cloud:
 
     @property
     def region(self) -> str:
-        """The region of the requests. Read from SQS: a client for STS needs no region."""
+        """The region of the requests. It is read from a client for SQS, because a client for STS needs no region."""
         try:
             return str(self._client("sqs").meta.region_name)
         except FAILURES as error:

@@ -1,4 +1,4 @@
-"""Classify errors of AWS services: which are transient, and a message for the others."""
+"""Classify errors of AWS services, and write their messages."""
 
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,7 +24,7 @@ FailureKind: TypeAlias = Literal[
     "not_sent",  # no usable credentials or no region
     "denied",  # a permission is missing
     "missing",  # the resource does not exist
-    "not_aws",  # the endpoint is not this service
+    "not_aws",  # the endpoint does not answer like the AWS service
     "refused",  # any other error
 ]
 
@@ -79,14 +79,17 @@ _SERVER_ERROR: Final = 500
 
 
 class Failure(Struct, frozen=True):
-    """The kind of an error, and the message for a person."""
+    """The kind of an error, and a message for people."""
 
     kind: FailureKind
     message: str
 
 
 class ErrorHints(Struct, frozen=True):
-    """The parts of a message that depend on the caller: the service, how to set a region, how to get a permission."""
+    """The parts of a message that depend on the caller.
+
+    `service` is the name of the service, `region` says how to set a region, and `permission` says how to get a
+    permission."""
 
     service: str
     region: str
@@ -122,7 +125,7 @@ def _classify_response(error: ClientError, place: str, action: str, hints: Error
         return Failure("denied", f"{place} does not allow {action} ({message}); {hints.permission}")
     if code in _MISSING:
         return Failure("missing", f"{place} does not exist; check its name, region and endpoint")
-    if code.isdecimal():  # botocore uses the HTTP status as code if the body is no error of the service
+    if code.isdecimal():  # if the body is not an AWS error, botocore uses the HTTP status as the code
         return not_aws(place, hints)
     return Failure("refused", f"{place} refused {action} ({code}: {message})")
 
@@ -132,14 +135,14 @@ def not_aws(place: str, hints: ErrorHints) -> Failure:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
+    """Return whether the same request may succeed later."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or _http_status(error) >= _SERVER_ERROR
     return isinstance(error, _UNREACHABLE)
 
 
 def may_have_been_applied(error: Exception) -> bool:
-    """Whether the service may have executed the request although it failed."""
+    """Return whether the service may have executed the request although the client got this error."""
     return not isinstance(error, ClientError) or _http_status(error) >= _SERVER_ERROR
 
 

@@ -1,1 +1,1 @@
-"""Check a deployment: readers collect facts, and rules turn facts into findings. Rules do no I/O."""
+"""Check a deployment. Readers collect facts about it, and rules turn the facts into findings. Rules do no I/O."""

@@ -1,4 +1,4 @@
-"""Facts about a deployment. A part that was not read is None or empty, and no rule reports on it."""
+"""Define the facts about a deployment. A part that was not read is None or empty, and rules do not report on it."""
 
 import re
 import shlex
@@ -11,8 +11,8 @@ from oncegate.gate.options import GateConfig, validate
 
 
 class QueueFacts(Struct, frozen=True, kw_only=True):
-    """Times are in seconds, the unit of SQS. `dead_retention` is the retention of the dead-letter queue; None if that
-    queue does not exist."""
+    """An SQS queue. Times are in seconds, the unit of SQS. `dead_retention` is the retention of the dead-letter queue;
+    None if the dead-letter queue does not exist."""
 
     name: str
     url: str
@@ -46,9 +46,11 @@ class FunctionFacts(Struct, frozen=True, kw_only=True):
 
 
 class TargetFacts(Struct, frozen=True, kw_only=True):
-    """A target of a rule. `dead_admits`: the rule may send to the dead-letter queue of the target. `dead_statements` is
-    the policy of that queue; None if the queue does not exist. `shape` is how EventBridge transforms the event, such as
-    `InputPath $.detail`. `definition` is the target as EventBridge returns it."""
+    """A target of a rule.
+
+    `dead_admits` is true if the rule is allowed to send to the dead-letter queue of the target. `dead_statements` is
+    the policy of the dead-letter queue; None if this queue does not exist. `shape` says how EventBridge transforms the
+    event, such as `InputPath $.detail`. `definition` is the definition of the target that EventBridge returns."""
 
     id: str
     arn: str
@@ -63,8 +65,8 @@ class TargetFacts(Struct, frozen=True, kw_only=True):
 
 
 class RuleFacts(Struct, frozen=True, kw_only=True):
-    """`matches`: whether EventBridge matches the pattern with a sample Genesys event; None if EventBridge did not
-    answer, or if the pattern is for other events."""
+    """An EventBridge rule. `matches` says whether the pattern matches a sample Genesys event. It is None if EventBridge
+    did not answer, or if the pattern is for other events."""
 
     name: str
     arn: str
@@ -76,7 +78,7 @@ class RuleFacts(Struct, frozen=True, kw_only=True):
 
 
 class ArchiveFacts(Struct, frozen=True, kw_only=True):
-    """`days` is 0 for an archive that keeps events forever."""
+    """An EventBridge archive. `days` is 0 if the archive keeps events forever."""
 
     name: str
     bus: str
@@ -84,7 +86,8 @@ class ArchiveFacts(Struct, frozen=True, kw_only=True):
 
 
 class TableFacts(Struct, frozen=True, kw_only=True):
-    """`problem` is why the store refuses the table. `sweeps_by` is the time-to-live attribute; None if TTL is off."""
+    """A DynamoDB table. `problem` is the reason why the store refuses the table; None if the store accepts the table.
+    `sweeps_by` is the time-to-live attribute; None if time to live is off."""
 
     name: str
     on_demand: bool = True
@@ -100,8 +103,8 @@ class RedisFacts(Struct, frozen=True, kw_only=True):
 
 
 class ClockFacts(Struct, frozen=True, kw_only=True):
-    """How far the clock of a server is `ahead` of the clock of this machine, and the error of that measurement
-    (`within`), both in microseconds."""
+    """The clock of a server. `ahead` says how far it is ahead of the clock of this machine. `within` is the maximum
+    error of `ahead`. Both are in microseconds."""
 
     of: str
     ahead: int
@@ -109,19 +112,22 @@ class ClockFacts(Struct, frozen=True, kw_only=True):
 
 
 class Unread(Struct, frozen=True, kw_only=True):
-    """A part that was requested and could not be read."""
+    """A part that was requested but could not be read."""
 
     what: str
     why: str
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
-    """The store of the settings. `url` has no secrets. `problem` is why the store cannot be used. `absent` is why the
-    store does not exist yet. `skew` is the tolerated clock difference in microseconds, for a store that depends on the
-    clocks of its clients.
+    """The store that the settings name.
 
-    For SQLite: the `path` of the file, the `damage` that SQLite finds in the file, whether that check was `cut_short`,
-    and the files that users other than the owner can read (`readable`)."""
+    `url` has no secrets. `problem` is the reason why the store cannot be used. `absent` is the reason why the store
+    does not exist yet. `skew` is the tolerated clock difference in microseconds, for a store that depends on the clocks
+    of its clients.
+
+    The other fields are for SQLite. `path` is the path of the file. `damage` is the damage that the integrity check
+    found. `cut_short` is true if the integrity check was stopped before its end. `readable` lists the files that users
+    other than the owner can read."""
 
     url: str
     scheme: str
@@ -136,7 +142,7 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
 
 
 class RouteFacts(Struct, frozen=True, kw_only=True):
-    """A route of the service. `signature` is None if the settings name none."""
+    """A route of the service. `signature` is None if the settings name no signature for the route."""
 
     path: str
     key: str
@@ -144,8 +150,8 @@ class RouteFacts(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """`worker_visibility` is the visibility timeout in microseconds that a worker sends with each receive. It replaces
-    the visibility timeout of the queue."""
+    """All facts about a deployment. `worker_visibility` is the visibility timeout, in microseconds, that a worker sends
+    with each receive. It overrides the visibility timeout of the queue."""
 
     config: GateConfig = validate({})
     routes: tuple[RouteFacts, ...] = ()
@@ -164,25 +170,25 @@ class Facts(Struct, frozen=True, kw_only=True):
     endpoint: str | None = None
 
     def named(self, rule: RuleFacts) -> str:
-        """The name of a rule, and its bus if several rules have that name."""
-        alike = [each for each in self.rules if each.name == rule.name]
-        return f"{rule.name} on the bus {rule.bus}" if len(alike) > 1 else rule.name
+        """Return the name of a rule. If several rules have this name, the returned text also names the bus."""
+        namesakes = [other for other in self.rules if other.name == rule.name]
+        return f"{rule.name} on the bus {rule.bus}" if len(namesakes) > 1 else rule.name
 
     def aws(self, command: str, **options: str) -> str:
-        """A command line of the AWS CLI, with the region and endpoint that were read. An option with an empty value is
-        a flag."""
+        """Return a command line of the AWS CLI, with the region and the endpoint of the facts. If the value of an
+        option is empty, the option is a flag without a value."""
         given = {**options, "region": self.region, "endpoint_url": self.endpoint}
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in given.items() if value is not None]
         return shlex.join(["aws", *command.split(), *(word for flag in flags for word in flag if word)])
 
 
 def new_table(name: str) -> str:
-    """A command line that creates a table for claims and prints the URL of the store."""
+    """Return a command line that creates a table for claims and prints the URL of the store."""
     plain = re.sub("[^A-Za-z0-9-]", "-", name)[:27]
     return f"oncegate infra up --name {plain}-new --no-queue --no-rule"
 
 
-def queue_beside(arn: str, name: str) -> str:
-    """The ARN of a queue in the account and region of another ARN."""
+def sibling_queue_arn(arn: str, name: str) -> str:
+    """Return the ARN of the queue `name` in the same account and region as `arn`."""
     partition, _, region, account = arn.split(":")[1:5]
     return f"arn:{partition}:sqs:{region}:{account}:{name}"

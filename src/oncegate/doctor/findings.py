@@ -1,4 +1,4 @@
-"""What a rule reports."""
+"""Define findings, which are what the rules report."""
 
 from typing import Literal, TypeAlias
 
@@ -8,7 +8,10 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 
 
 class Finding(Struct, frozen=True):
-    """`what` the finding is about, what was `found`, `why` it matters, and a command line that fixes it (`mend`)."""
+    """A problem or a note that a rule reports.
+
+    `what` is the name of the resource or setting. `found` is what the rule found. `why` says why this matters. `mend`
+    is a command line that fixes the problem."""
 
     severity: Severity
     what: str
@@ -18,15 +21,15 @@ class Finding(Struct, frozen=True):
 
 
 def error(what: str, found: str, why: str, mend: str) -> Finding:
-    """Events are lost or take effect twice."""
+    """Return an error: events are lost or take effect twice."""
     return Finding("error", what, found, why, mend)
 
 
 def warning(what: str, found: str, why: str, mend: str) -> Finding:
-    """Events are lost or take effect twice if something else fails too."""
+    """Return a warning: events are lost or take effect twice if something else fails."""
     return Finding("warning", what, found, why, mend)
 
 
 def note(what: str, found: str, why: str, mend: str) -> Finding:
-    """Information; nothing is wrong."""
+    """Return a note: it is information, and nothing is wrong."""
     return Finding("note", what, found, why, mend)

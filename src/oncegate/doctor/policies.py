@@ -1,4 +1,4 @@
-"""Resource policies: whether a policy allows an EventBridge rule, whether it allows everybody, and a correct policy."""
+"""Check whether resource policies allow an EventBridge rule or the rules of any account, and repair such policies."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -13,21 +13,22 @@ _RESTRICTING: Final = ("aws:sourcearn", "aws:sourceaccount")
 
 
 def admits(statements: Iterable[Mapping[str, Any]], action: str, rule: str) -> bool:
-    """Whether the policy allows EventBridge the action on behalf of a rule."""
+    """Return whether the policy allows EventBridge to perform the action for a rule."""
     return any(_allows_events(statement, action) and _is_for(statement, rule) for statement in statements)
 
 
 def admits_anybody(statements: Iterable[Mapping[str, Any]], action: str) -> bool:
-    """Whether a statement allows the action to the rules of any account."""
+    """Return whether a statement allows the rules of any account to perform the action."""
     return any(_allows_events(statement, action) and not _is_restricted(statement) for statement in statements)
 
 
-def repaired(statements: Iterable[Mapping[str, Any]], queue: str, rules: Iterable[str]) -> dict[str, Any]:
-    """The policy of a queue without the statements that allow everybody, and with one statement for each rule."""
-    kept = [dict(one) for one in statements if not admits_anybody([one], SEND)]
-    missing = [allow_rule(queue, rule) for rule in dict.fromkeys(rules) if not admits(kept, SEND, rule)]
+def repair_policy(statements: Iterable[Mapping[str, Any]], queue: str, rules: Iterable[str]) -> dict[str, Any]:
+    """Return a correct policy for a queue. Statements that allow the rules of any account are removed. A statement is
+    added for each rule that the remaining statements do not allow."""
+    remaining = [dict(statement) for statement in statements if not admits_anybody([statement], SEND)]
+    missing = [allow_rule(queue, rule) for rule in dict.fromkeys(rules) if not admits(remaining, SEND, rule)]
     replaced = {statement["Sid"] for statement in missing}
-    return document(*(one for one in kept if one.get("Sid") not in replaced), *missing)
+    return document(*(statement for statement in remaining if statement.get("Sid") not in replaced), *missing)
 
 
 def _allows_events(statement: Mapping[str, Any], action: str) -> bool:
@@ -55,7 +56,8 @@ def _is_restricted(statement: Mapping[str, Any]) -> bool:
 
 
 def _conditions(statement: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The values of each condition key, by its name in lower case: condition keys are not case-sensitive in AWS."""
+    """Return the values of each condition key. The names of the keys are in lower case, because AWS ignores the case of
+    condition keys."""
     found = statement.get("Condition") or {}
     pairs = [pair for operator in _COMPARED for pair in found.get(operator, {}).items()]
     return {name.lower(): _listed(values) for name, values in pairs}

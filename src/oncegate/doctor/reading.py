@@ -1,4 +1,4 @@
-"""Read facts about a deployment on AWS. A part that cannot be read is reported, and the other parts are still read."""
+"""Read facts about a deployment on AWS. A part that cannot be read is listed in `unread`; the other parts are read."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,11 +35,12 @@ from oncegate.stores.dynamodb.table import check
 
 _T = TypeVar("_T")
 _NO_TABLE: Final = "the table does not exist yet"
-_HALF: Final = 500_000  # microseconds: AWS sends its time in whole seconds
+_HALF_SECOND: Final = 500_000  # microseconds: AWS sends its time in whole seconds
 
 
 class ReadRequest(Struct, frozen=True, kw_only=True):
-    """The parts to read. With `name`, the parts that `infra up` creates; a part of those may be missing."""
+    """The parts to read. With `name`, these are also the parts that `infra up` creates under this name. A
+    part of this kind may be missing: that is not a failure."""
 
     name: str | None = None
     queue: str | None = None
@@ -50,7 +51,8 @@ class ReadRequest(Struct, frozen=True, kw_only=True):
 
 
 def read(facts: Facts, request: ReadRequest, store: str | None, region: str | None, endpoint: str | None) -> Facts:
-    """The facts, completed with those from AWS. The URL of a DynamoDB store supplies a missing region and endpoint."""
+    """Return the facts, completed with the facts from AWS. `store` is the URL of a DynamoDB store. The
+    URL supplies the region and the endpoint if these are None."""
     settings = read_url(store) if store is not None else None
     if settings is not None:
         region, endpoint = region or settings.region, endpoint or settings.endpoint
@@ -73,8 +75,8 @@ def read(facts: Facts, request: ReadRequest, store: str | None, region: str | No
 
 
 class _Reader:
-    """The facts that were read. `identity` and `region` are None if AWS does not return them. `lacks_table`: the table
-    of the store does not exist."""
+    """Reads the facts from AWS and holds them. `identity` and `region` are None if they could not be read.
+    `lacks_table` is true if the table of the store does not exist."""
 
     def __init__(self, cloud: Cloud, request: ReadRequest, store_table: str | None) -> None:
         self._cloud = cloud
@@ -115,21 +117,21 @@ class _Reader:
         source = next((feed.source for feed in self.function.feeds), None) if self.function else None
         self.queue = self._read_part(request.queue or source, "queue", self._queue, suffix="events")
         self.table = self._table_of_store() or self._read_part(request.table, "table", self._table, suffix="claims")
-        self._note_failure("rules", self._read_rules)
-        self._note_failure("archives", self._read_archives)
+        self._try_read("rules", self._read_rules)
+        self._try_read("archives", self._read_archives)
         if request.name and not (self.queue or self.function or self.table or self.rules or self.unread):
             create = f"oncegate infra up --name {request.name}"
             why = f"no part of a deployment with that name exists in {self.region}; create it with {create}"
             self.unread.append(Unread(what=request.name, why=why))
 
     def _table_of_store(self) -> TableFacts | None:
-        """The table of the store, unless the request names another one. The store creates a missing table when it is
-        first opened."""
+        """Return the facts about the table of the store; None if the request names a table. If the table of the store
+        does not exist, set `lacks_table`. This is no failure, because the store creates the table when it is opened."""
         name = self._store_table
         if name is None or self._request.table is not None:
             return None
         try:
-            return self._note_failure(f"the table {name}", lambda: self._table(name), or_missing=True)
+            return self._try_read(f"the table {name}", lambda: self._table(name), raise_missing=True)
         except Missing:
             self.lacks_table = True
             return None
@@ -137,25 +139,26 @@ class _Reader:
     def _read_part(
         self, name: str | None, what: str, read: Callable[[str], _T], suffix: str | None = None
     ) -> _T | None:
-        """The part with this name. Without a name but with `--name`: the part that `infra up` creates, if it exists."""
+        """Return the facts about the part with this name. If `name` is None and the request has a `name`, return the
+        facts about the part that `infra up` creates, or None if this part does not exist."""
         if name is not None:
-            return self._note_failure(f"the {what} {name}", lambda: read(_last(name)))
+            return self._try_read(f"the {what} {name}", lambda: read(_name_in(name)))
         if self._request.name is None:
             return None
         created = f"{self._request.name}-{suffix or what}"
         with suppress(Missing):
-            return self._note_failure(f"the {what} {created}", lambda: read(created), or_missing=True)
+            return self._try_read(f"the {what} {created}", lambda: read(created), raise_missing=True)
         return None
 
-    def _note_failure(self, what: str, read: Callable[[], _T], *, or_missing: bool = False) -> _T | None:
-        """The result of `read`; None if it fails, and then the failure is added to `unread`. `or_missing`: raise
-        Missing."""
+    def _try_read(self, what: str, read: Callable[[], _T], *, raise_missing: bool = False) -> _T | None:
+        """Return the result of `read`. If `read` fails, add the failure to `unread` and return None. With
+        `raise_missing`, raise Missing instead if the part does not exist."""
         try:
             return read()
         except Unanswered:
             raise
         except Missing as error:
-            if or_missing:
+            if raise_missing:
                 raise
             self.unread.append(Unread(what=what, why=str(error)))
         except AwsError as error:
@@ -165,7 +168,7 @@ class _Reader:
     # ── the parts ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _function(self, name: str) -> FunctionFacts:
-        part = _named("function", name)
+        part = _part_named("function", name)
         found = functions.read_function(self._cloud, part)
         if found is None:
             raise Missing(f"the function {name} does not exist in {self.region}; check the name and the region")
@@ -177,19 +180,19 @@ class _Reader:
             timeout=found.properties["Timeout"],
             on_failure=config.get("DestinationConfig", {}).get("OnFailure", {}).get("Destination"),
             retries=config.get("MaximumRetryAttempts", 2),
-            feeds=tuple(_feeds(functions.mappings_of(self._cloud, name))),
+            feeds=tuple(_event_sources(functions.mappings_of(self._cloud, name))),
             statements=tuple(functions.statements_of(self._cloud, name)),
             store=found.properties["Environment"]["Variables"].get("ONCEGATE_STORE"),
         )
 
     def _queue(self, name: str) -> QueueFacts:
-        described = queues.described(self._cloud, name)
-        if described is None:
+        found = queues.describe_queue(self._cloud, name)
+        if found is None:
             raise Missing(f"the queue {name} does not exist in {self.region}; check the name and the region")
-        url, attributes = described
-        redrive = queues.parsed(attributes.get("RedrivePolicy")) or {}
+        url, attributes = found
+        redrive = queues.parse_json(attributes.get("RedrivePolicy")) or {}
         dead = redrive.get("deadLetterTargetArn")
-        beside = queues.described(self._cloud, _last(dead)) if dead else None
+        dead_queue = queues.describe_queue(self._cloud, _name_in(dead)) if dead else None
         return QueueFacts(
             name=name,
             url=url,
@@ -197,13 +200,13 @@ class _Reader:
             visibility=int(attributes["VisibilityTimeout"]),
             retention=int(attributes["MessageRetentionPeriod"]),
             dead_arn=dead,
-            dead_retention=int(beside[1]["MessageRetentionPeriod"]) if beside else None,
+            dead_retention=int(dead_queue[1]["MessageRetentionPeriod"]) if dead_queue else None,
             max_receives=int(redrive["maxReceiveCount"]) if redrive else None,
-            statements=tuple(queues.statements_of(queues.parsed(attributes.get("Policy")))),
+            statements=tuple(queues.statements_of(queues.parse_json(attributes.get("Policy")))),
         )
 
     def _table(self, name: str) -> TableFacts:
-        found = tables.read(self._cloud, _named("table", name))
+        found = tables.read(self._cloud, _part_named("table", name))
         if found is None:
             raise Missing(f"the table {name} does not exist in {self.region}; check the name and the region")
         sweep = found.properties["TimeToLiveSpecification"]
@@ -217,8 +220,8 @@ class _Reader:
     # ── rules ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_rules(self) -> None:
-        """The requested rule, the rules with the name of the deployment, and the rules on any bus that send to the
-        queue or to the function."""
+        """Read three groups of rules: the requested rule, the rules with the name of the deployment, and the rules on
+        any bus that send to the queue or to the function."""
         request = self._request
         named = [(request.bus, request.rule)] if request.rule else []
         known_buses = buses(self._cloud) if request.name or self.queue or self.function else []
@@ -239,7 +242,7 @@ class _Reader:
                     yield bus, name
 
     def _rule(self, name: str, bus: str) -> RuleFacts | None:
-        found = events.read_rule(self._cloud, _named("rule", name, EventBusName=bus, Description=""))
+        found = events.read_rule(self._cloud, _part_named("rule", name, EventBusName=bus, Description=""))
         if found is None:
             return None
         pattern = found.properties["EventPattern"]
@@ -269,27 +272,28 @@ class _Reader:
         )
 
     def _dead(self, queue: str | None, rule: str) -> dict[str, Any]:
-        """Whether a rule may send to a dead-letter queue, and the policy of that queue. A queue of another account is
-        not read."""
+        """Return the fields `dead_admits` and `dead_statements` of TargetFacts. A queue of another account is not
+        read."""
         if queue is None or self._account not in queue:
             return {}
-        described = queues.described(self._cloud, _last(queue))
-        if described is None:
+        found = queues.describe_queue(self._cloud, _name_in(queue))
+        if found is None:
             return {"dead_admits": False, "dead_statements": None}
-        statements = queues.statements_of(queues.parsed(described[1].get("Policy")))
+        statements = queues.statements_of(queues.parse_json(found[1].get("Policy")))
         return {"dead_admits": admits(statements, SEND, rule), "dead_statements": tuple(statements)}
 
     def _exists(self, arn: str) -> bool:
-        """Whether a queue or function exists. True for other kinds of targets, and for targets in other accounts."""
+        """Return whether the target exists, if it is a queue or a function. Returns True for other kinds of targets,
+        and for targets in other accounts."""
         if self._account not in arn:
             return True
         if ":sqs:" in arn:
-            return queues.described(self._cloud, _last(arn)) is not None
+            return queues.describe_queue(self._cloud, _name_in(arn)) is not None
         return ":lambda:" not in arn or self._cloud.find("lambda", "get_function", FunctionName=arn) is not None
 
     def _matches(self, pattern: dict[str, Any] | None, bus: str) -> bool | None:
-        """Whether EventBridge matches the pattern with a sample. Conditions on `detail` are left out: the samples have
-        no real detail."""
+        """Ask EventBridge whether the pattern matches a sample event. Returns None if there is no sample or EventBridge
+        does not answer. Conditions on `detail` are left out, because the samples have no real detail."""
         envelope = json.dumps(envelope_of(pattern))
         events = [json.dumps(sample) for sample in samples(pattern, bus, self._account, str(self.region))]
         test = partial(self._cloud.call, "events", "test_event_pattern", EventPattern=envelope)
@@ -311,16 +315,16 @@ class _Reader:
 # ── from the answers of AWS to facts ──────────────────────────────────────────────────────────────────────
 
 
-def _named(kind: str, name: str, **properties: Any) -> Part:
+def _part_named(kind: str, name: str, **properties: Any) -> Part:
     return Part(kind, name, "", properties, "", about=name)
 
 
-def _last(reference: str) -> str:
-    """The name in a URL or an ARN, or the name itself."""
+def _name_in(reference: str) -> str:
+    """Return the name at the end of a URL or an ARN. A plain name is returned unchanged."""
     return reference.rpartition("/")[2].rpartition(":")[2]
 
 
-def _feeds(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
+def _event_sources(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
     for mapping in mappings:
         if ":sqs:" in mapping.get("EventSourceArn", ""):
             yield EventSourceFacts(
@@ -332,7 +336,8 @@ def _feeds(mappings: list[dict[str, Any]]) -> Iterator[EventSourceFacts]:
 
 
 def _shape(target: dict[str, Any]) -> str | None:
-    """How the target transforms the event; None if it does not. The path `$` selects the whole event."""
+    """Return how the target transforms the event; None if the target receives the event unchanged. The path `$` selects
+    the whole event."""
     path = target.get("InputPath")
     if path and path != "$":
         return f"InputPath {path}"
@@ -348,9 +353,10 @@ def _problem(name: str, properties: dict[str, Any]) -> str | None:
 
 
 def _clocks(answer: dict[str, Any], before: int) -> Iterator[ClockFacts]:
-    """The clock of AWS, from the Date header of an answer that was sent between `before` and now."""
+    """Yield the facts about the clock of AWS. Its time is the Date header of an answer that AWS sent between `before`
+    and now."""
     half = (wall() - before) // 2
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     with suppress(TypeError, ValueError):
         clock_us = int(parsedate_to_datetime(date).timestamp()) * 1_000_000
-        yield ClockFacts(of="AWS", ahead=clock_us + _HALF - before - half, within=_HALF + half)
+        yield ClockFacts(of="AWS", ahead=clock_us + _HALF_SECOND - before - half, within=_HALF_SECOND + half)

@@ -1,4 +1,4 @@
-"""Sample events that the pattern of a rule is tested with."""
+"""Make sample events to test the pattern of a rule."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -17,15 +17,15 @@ _TOPICS: Final = (
 
 
 def samples(pattern: Mapping[str, Any] | None, bus: str, account: str, region: str) -> Iterator[dict[str, Any]]:
-    """Genesys events as they arrive on the bus. None if the pattern is for other events, or if its conditions are too
-    complex for a sample."""
+    """Yield Genesys events as they arrive on the bus. Yields nothing if the pattern is for other events, or if the
+    conditions of the pattern are too complex for a sample."""
     if not pattern or not is_of_genesys(bus, pattern) or not envelope_of(pattern):
         return
     types, sources = _texts_of(pattern, "detail-type"), _texts_of(pattern, "source")
     if types is None or sources is None:
         return
-    source = bus if bus.startswith(PARTNER) else next((one for one in sources if one.startswith(PARTNER)), _SOURCE)
-    for topic in [*_TOPICS, *(one for one in types if one.startswith("v2."))]:
+    source = bus if bus.startswith(PARTNER) else next((name for name in sources if name.startswith(PARTNER)), _SOURCE)
+    for topic in [*_TOPICS, *(type_ for type_ in types if type_.startswith("v2."))]:
         yield {
             "version": "0",
             "id": "58fb5dac-f077-4eec-a25f-c638dbdd4368",
@@ -40,12 +40,13 @@ def samples(pattern: Mapping[str, Any] | None, bus: str, account: str, region: s
 
 
 def envelope_of(pattern: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of a pattern that is about the envelope, not about `detail`."""
+    """Return the conditions of a pattern on the envelope, without the conditions on `detail`."""
     return {name: value for name, value in (pattern or {}).items() if name != "detail"}
 
 
 def _texts_of(pattern: Mapping[str, Any], member: str) -> list[str] | None:
-    """The values and prefixes that the pattern accepts for a member; None if it has other conditions."""
+    """Return the values and prefixes that the pattern accepts for a member. Returns None if the pattern has other kinds
+    of conditions on the member."""
     found = []
     for wanted in pattern.get(member, []):
         text = wanted.get("prefix") if isinstance(wanted, Mapping) else wanted

@@ -1,6 +1,7 @@
-"""Read facts about the store of the settings.
+"""Read facts about the store that the settings name.
 
-The modules of a store are imported inside the function that reads it: a Redis user must not need psycopg.
+The function that reads a kind of store imports the modules of that store. A user of Redis therefore does not need
+psycopg.
 """
 
 import os
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from oncegate.stores.redis.settings import RedisSettings
 
 _MOUNTS: Final = "/proc/self/mounts"
-_CHECK_FOR: Final = 10.0  # seconds; the integrity check of a large SQLite file takes longer and is cut short
-_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
+_CHECK_LIMIT: Final = 10.0  # seconds; the integrity check of a large SQLite file takes longer and is stopped
+_READABLE_BY_OTHERS: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 class StoreReading(Struct, frozen=True, kw_only=True):
-    """The facts about a store, about its Redis server if it has one, and about the clock of its server."""
+    """The facts about a store and about the clock of its server. `redis` has the facts about the server of a Redis
+    store."""
 
     store: StoreFacts
     redis: RedisFacts | None = None
@@ -35,7 +37,8 @@ class StoreReading(Struct, frozen=True, kw_only=True):
 
 
 def read_store(url: str, masked_url: str) -> StoreReading:
-    """The facts about the store at a URL. An unusable store is a fact, not an error: see `StoreFacts.problem`."""
+    """Return the facts about the store at a URL. If the store cannot be used, no StoreError is raised:
+    `StoreFacts.problem` is then the reason."""
     scheme = scheme_of(url)
     read = _READERS.get("redis" if "redis" in scheme else scheme)
     if read is None:
@@ -48,7 +51,7 @@ def read_store(url: str, masked_url: str) -> StoreReading:
 
 
 def _clock_facts(of: str, before: int, clock_us: int) -> ClockFacts:
-    """A clock that was read just now, at some time between `before` and now."""
+    """Return the facts about a clock that showed `clock_us` at some time between `before` and now."""
     half = (wall() - before) // 2
     return ClockFacts(of=of, ahead=clock_us - before - half, within=half)
 
@@ -66,7 +69,7 @@ def _read_sqlite(url: str, masked_url: str) -> StoreReading:
     if absent is None:
         with closing(open_sqlite_read_only(url)) as store:
             try:
-                damage = store.damage(_CHECK_FOR)
+                damage = store.damage(_CHECK_LIMIT)
             except TimeoutError:
                 cut_short = True
     facts = StoreFacts(
@@ -83,15 +86,16 @@ def _read_sqlite(url: str, masked_url: str) -> StoreReading:
 
 
 def _readable_files(path: str) -> Iterator[str]:
-    """The files of the database that users other than the owner can read."""
+    """Yield the files of the database that users other than the owner can read."""
     for name in (path, f"{path}-wal", f"{path}-shm"):
         with suppress(OSError):
-            if os.stat(name).st_mode & _OTHERS:
+            if os.stat(name).st_mode & _READABLE_BY_OTHERS:
                 yield name
 
 
 def _sqlite_absent(path: str) -> str | None:
-    """Why the store does not exist yet, or None. The store itself reports a missing folder."""
+    """Return why the store does not exist yet; None if it exists. Also returns None if the folder is missing: the store
+    reports the missing folder when it is opened."""
     from oncegate.stores.sqlite.read_only import is_absent
 
     if not is_absent(path) or not os.path.isdir(os.path.dirname(path) or "."):
@@ -100,7 +104,8 @@ def _sqlite_absent(path: str) -> str | None:
 
 
 def file_system(path: str, mounts: str = _MOUNTS) -> str | None:
-    """The type of file system that holds a file (that of the innermost mount); None if the machine has no list."""
+    """Return the type of the file system that holds a file, which is the type of the innermost mount. Returns None if
+    the machine has no list of mounts."""
     real_path = os.path.realpath(path)
     found, innermost = None, ""
     for mount, kind in _mounts(mounts):
@@ -123,7 +128,8 @@ def _mounts(mounts: str) -> list[tuple[str, str]]:
 
 
 def _read_dynamodb(url: str, masked_url: str) -> StoreReading:
-    """Only the tolerated clock skew: the table is read together with the rest of AWS."""
+    """Return only the tolerated clock skew. `oncegate.doctor.reading` reads the table together with the other AWS
+    resources."""
     from oncegate.stores.dynamodb.settings import read_url
 
     skew = read_url(url).margin(tested=False)
@@ -143,7 +149,7 @@ def _read_postgres(url: str, masked_url: str) -> StoreReading:
         open_store(url, create=False).close()
     except NoStore:
         absent = f"the database has no schema {settings.schema} yet"
-    with closing(Connections(settings)) as connections, connections.borrowed() as db:
+    with closing(Connections(settings)) as connections, connections.borrow() as db:
         before = wall()
         ((time,),) = db.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint").fetchall()
         clock = _clock_facts(settings.place, before, time)
@@ -154,7 +160,7 @@ def _read_postgres(url: str, masked_url: str) -> StoreReading:
 
 
 def _read_redis(url: str, masked_url: str) -> StoreReading:
-    """In a cluster, only the node that the URL names is read."""
+    """Read the facts about a Redis store. In a cluster, only the node in the URL is read."""
     from oncegate.stores.redis.checks import eviction_policy, has_append_only_file, parse_info
     from oncegate.stores.redis.connection import RedisServer
     from oncegate.stores.redis.errors import CommandFailed, store_error
@@ -182,7 +188,8 @@ def _read_redis(url: str, masked_url: str) -> StoreReading:
 
 
 def _redis_absent(url: str, settings: "RedisSettings", server: "RedisServer") -> str | None:
-    """Why the store does not exist yet, or None. In a cluster, only the store can find the right node."""
+    """Return why the store does not exist yet; None if it exists. In a cluster the store is opened, because only the
+    store can find the right node."""
     from oncegate.stores.redis.checks import check_layout
 
     try:

@@ -1,1 +1,4 @@
-"""The AWS resources (parts) of a deployment: described as data, compared with AWS, created, shown and deleted."""
+"""Create, change, show and delete the AWS resources (parts) of a deployment.
+
+The wanted state of each part is data, which is compared with the state in AWS.
+"""

@@ -1,4 +1,4 @@
-"""The parts of a deployment, in the order in which they are created."""
+"""List the parts of a deployment, in the order in which they are created."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -13,16 +13,17 @@ from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
 from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
 
 _EVENTS: Final = "events.amazonaws.com"
-_DEAD_RETENTION: Final = 14 * 86_400  # the maximum, because the age of a message counts from its first queue
+# The maximum of SQS. The age of a dead letter counts from the time when the message was sent to its first queue.
+_DEAD_RETENTION: Final = 14 * 86_400
 _DEAD_VISIBILITY: Final = 30
-# The maximum of EventBridge for deliveries, and of Lambda for asynchronous invocations.
+# The maximum that EventBridge allows for deliveries, and that Lambda allows for asynchronous invocations.
 _DELIVERY_RETRIES: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
 _INVOCATION_RETRIES: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
 _BATCH_SIZE: Final = 10
 
 
 class Placement(Struct, frozen=True):
-    """Where the parts are. It determines their ARNs before they exist."""
+    """The partition, region and account of the parts. They determine the ARN of a part before the part exists."""
 
     partition: str
     region: str
@@ -34,7 +35,7 @@ class Placement(Struct, frozen=True):
 
 
 class Design:
-    """The names and ARNs of all parts, and the wanted parts."""
+    """The names and ARNs of all possible parts, and the list of the wanted parts."""
 
     def __init__(self, wanted: Wanted, place: Placement) -> None:
         self.wanted = wanted
@@ -42,7 +43,7 @@ class Design:
         name = wanted.name
         self.table, self.queue, self.dead = f"{name}-claims", f"{name}-events", f"{name}-dead"
         self.rule, self.function = f"{name}-events", f"{name}-function"
-        self.role = f"{name}-function-{place.region}"  # roles are global, so the name contains the region
+        self.role = f"{name}-function-{place.region}"  # a role is not in a region, so its name contains the region
         self.bus = wanted.bus_name
 
     def parts(self) -> list[Part]:
@@ -97,7 +98,7 @@ class Design:
 
     @property
     def store_url(self) -> str:
-        """The URL of the store for the function and for workers."""
+        """The store URL that the function and the workers use."""
         options = {"region": self.place.region}
         if self.wanted.endpoint:
             options["endpoint"] = self.wanted.endpoint
@@ -124,7 +125,8 @@ class Design:
         }
 
     def _policies(self) -> Iterator[Part]:
-        """Allow the rule to send to its queue, and to send undeliverable events to the dead-letter queue."""
+        """Yield the policies that allow the rule to send to its queue and to the dead-letter queue. EventBridge sends
+        the events that it cannot deliver to the dead-letter queue."""
         queues = {self.dead: self.dead_arn} | ({self.queue: self.queue_arn} if self.wanted.queue else {})
         for name, arn in queues.items():
             policy = rights.document(rights.allow_rule(arn, self.rule_arn))
@@ -185,7 +187,8 @@ class Design:
         }
 
     def _mapping(self) -> Part:
-        """Without `ReportBatchItemFailures` Lambda would delete failed messages."""
+        """Return the event source mapping. It has `ReportBatchItemFailures`, because Lambda would otherwise delete
+        failed messages."""
         properties = {
             "EventSourceArn": self.queue_arn,
             "FunctionName": self.function,
@@ -216,7 +219,7 @@ class Design:
     # ── permissions ───────────────────────────────────────────────────────────────────────────────────────
 
     def consumer_policy(self) -> dict[str, Any]:
-        """The permissions that the function or a worker needs."""
+        """Return the policy with the permissions that the function or a worker needs."""
         return rights.document(*self._statements())
 
     def _statements(self) -> Iterator[dict[str, Any]]:

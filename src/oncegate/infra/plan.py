@@ -25,7 +25,9 @@ class Step(Struct, frozen=True):
 
 
 def plan(cloud: Cloud, parts: Iterable[Part]) -> list[Step]:
-    """The steps that create or change the parts. Raises AwsError if a resource exists that Oncegate did not create."""
+    """Return the steps that create or change the parts.
+
+    Raises AwsError if a resource with the name of a part exists and Oncegate did not create it."""
     return [_step(part, KINDS[part.kind].read(cloud, part)) for part in parts]
 
 
@@ -52,7 +54,7 @@ def _is_as_wanted(name: str, part: Part, found: FoundPart) -> bool:
 
 
 def _contains(found: Any, wanted: Any) -> bool:
-    """Whether all wanted values were found; there may be more."""
+    """Return whether `found` contains all wanted values. `found` may contain further values."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(_contains(found.get(name), value) for name, value in wanted.items())
     return bool(found == wanted)
@@ -72,7 +74,8 @@ def carry_out(cloud: Cloud, step: Step) -> None:
 
 
 def existing_parts(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, FoundPart]]:
-    """Yield the parts that exist, also those not created by Oncegate; a bus only if Oncegate created it."""
+    """Yield the parts that exist, each with its state in AWS. Parts that Oncegate did not create are included, except
+    for a bus."""
     for part in parts:
         found = KINDS[part.kind].read(cloud, part)
         if found is not None and (found.made_for(part.deployment) or not KINDS[part.kind].shared):
@@ -80,7 +83,8 @@ def existing_parts(cloud: Cloud, parts: Iterable[Part]) -> Iterator[tuple[Part, 
 
 
 def possible_parts(cloud: Cloud, name: str, place: Placement) -> list[Part]:
-    """All parts that a deployment can have. Its rule may be on any bus."""
+    """Return all parts that a deployment can have. There is a rule for each bus, because the rule of a deployment may
+    be on any bus."""
     function = Function(handler="any.handler")
     parts: dict[tuple[str, str, str], Part] = {}
     for bus in buses(cloud):
@@ -101,19 +105,21 @@ def buses(cloud: Cloud) -> list[str]:
 
 
 def plan_leftovers(cloud: Cloud, design: Design, *, prune: bool) -> list[Step]:
-    """The steps for parts that an earlier run created and this design does not contain: delete them in reverse order if
-    `prune`, otherwise leave them. The table is never one of them: every design can use its claims."""
+    """Return the steps for parts that an earlier run created and that this design does not contain.
+
+    With `prune`, the steps delete these parts in reverse order. Otherwise the steps leave the parts. The table never
+    has a step, because every design can use the claims in the table."""
     wanted = {_identity(part) for part in design.parts()}
     parts = [part for part in possible_parts(cloud, design.wanted.name, design.place) if _identity(part) not in wanted]
     removable = [part for part in parts if KINDS[part.kind].delete is not None and part.kind != "table"]
     steps = plan_removal(pair for part in removable for pair in _existing_if_readable(cloud, part))
     created = [step for step in steps if step.action == "delete"]
-    return created if prune else [Step("leave", step.part, step.found, _remaining_role(step)) for step in created]
+    return created if prune else [Step("leave", step.part, step.found, _remaining_effect(step)) for step in created]
 
 
 def _existing_if_readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPart]]:
-    """The part if it exists. A part that the caller may not read counts as absent: a caller that creates no function
-    needs no permission for functions. Rules must be readable."""
+    """Return the part if it exists. If the caller has no permission to read the part, the part counts as absent: a
+    caller that creates no function needs no permission for functions. Raises Denied if the part is a rule."""
     try:
         return list(existing_parts(cloud, [part]))
     except Denied:
@@ -122,8 +128,8 @@ def _existing_if_readable(cloud: Cloud, part: Part) -> list[tuple[Part, FoundPar
         return []
 
 
-def _remaining_role(step: Step) -> str:
-    """What a part that is left behind still does."""
+def _remaining_effect(step: Step) -> str:
+    """Describe what a part still does if it is not deleted."""
     if step.part.kind == "rule" and step.found is not None:
         targets = step.found.properties["Targets"]
         names = " and ".join(target["Arn"].rpartition(":")[2] for target in targets) or "nothing"
@@ -134,9 +140,10 @@ def _remaining_role(step: Step) -> str:
 
 
 def plan_removal(existing: Iterable[tuple[Part, FoundPart]]) -> list[Step]:
-    """The steps that delete parts in reverse order, or leave those that Oncegate did not create.
+    """Return the steps that delete the parts in reverse order. A part that Oncegate did not create gets a step that
+    leaves the part.
 
-    A part that AWS deletes together with another part has no step."""
+    If AWS deletes a part together with another part, the part has no step."""
     deletable = [(part, found) for part, found in existing if KINDS[part.kind].delete is not None]
     return [
         Step("delete", part, found, found.note)

@@ -1,4 +1,4 @@
-"""IAM policies with the permissions of a consumer, and no others."""
+"""Build IAM policies. A policy grants only the permissions that a consumer needs."""
 
 from hashlib import sha256
 from typing import Any, Final
@@ -32,13 +32,15 @@ def allow(sid: str, actions: tuple[str, ...] | str, *resources: str) -> dict[str
 
 
 def sid(rule: str) -> str:
-    """The id of the statement for a rule. It is unique for a bus and a name, so that each rule keeps its statement."""
+    """Return the id of the policy statement for a rule, from the ARN of the rule. Each bus and rule name has a
+    different id, so that the statement of one rule does not replace the statement of another rule."""
     path = rule.partition(":rule/")[2]
     return f"OncegateRule{sha256(path.encode()).hexdigest()[:8]}"
 
 
 def allow_rule(queue: str, rule: str) -> dict[str, Any]:
-    """Allow one rule to send to a queue. Without the condition the rules of any account could send."""
+    """Return the statement that allows one rule to send to a queue. Without the condition, the rules of any account
+    could send to the queue."""
     return {
         "Sid": sid(rule),
         "Effect": "Allow",

@@ -1,4 +1,4 @@
-"""The parts of a deployment as a CloudFormation template."""
+"""Write the parts of a deployment as a CloudFormation template."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,11 +17,12 @@ _CODE: Final = {
 
 
 def template(wanted: Wanted) -> dict[str, Any]:
-    """A template that creates the same parts as `infra up`. The code of the function comes from an S3 bucket."""
+    """Return a template that creates the same parts as `infra up`. The template takes the code of the function from an
+    S3 bucket."""
     parts = Design(wanted, ANYWHERE).parts()
     ids = {part.arn: _id(part) for part in parts if KINDS[part.kind].delete is not None and part.kind != "mapping"}
     resources = {_id(part): _resource(part, ids) for part in parts}
-    if "Bus" in resources:  # the name alone does not make CloudFormation create the bus first
+    if "Bus" in resources:  # with a plain name, CloudFormation would not create the bus before the rule
         resources["Rule"]["Properties"]["EventBusName"] = {"Ref": "Bus"}
     body: dict[str, Any] = {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -34,7 +35,7 @@ def template(wanted: Wanted) -> dict[str, Any]:
 
 
 def _id(part: Part) -> str:
-    """The logical id in the template: unique, letters and digits only."""
+    """Return the logical id of a part. It is unique in the template and has only letters and digits."""
     last = part.name.removeprefix(f"{part.deployment}-") if part.kind in ("queue", "policy") else ""
     return f"{last.capitalize()}{part.kind.capitalize()}"
 
@@ -50,17 +51,18 @@ def _resource(part: Part, ids: Mapping[str, str]) -> dict[str, Any]:
     if part.kind in _TAGGED:
         properties["Tags"] = as_list(part.tags)
     resource = {"Type": KINDS[part.kind].resource, "Properties": properties}
-    # Claims and dead letters must survive a stack that is deleted by mistake.
+    # Claims and dead letters must not be lost if somebody deletes the stack by mistake.
     retain = part.kind in ("table", "queue")
     return resource | ({"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"} if retain else {})
 
 
 def _with_references(value: Any, ids: Mapping[str, str]) -> Any:
-    """Replace the ARNs of other parts by references, so that CloudFormation creates the parts in order."""
+    """Return the value with references in place of the ARNs of other parts. References make CloudFormation create the
+    parts in the right order."""
     if isinstance(value, Mapping):
-        return {name: _with_references(each, ids) for name, each in value.items()}
+        return {name: _with_references(member, ids) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_references(each, ids) for each in value]
+        return [_with_references(item, ids) for item in value]
     if isinstance(value, str) and value in ids:
         return {"Fn::GetAtt": [ids[value], "Arn"]}
     if isinstance(value, str) and "${AWS::" in value:

@@ -1,4 +1,4 @@
-"""The wanted deployment: its options, and their validation."""
+"""Define and validate the options of a deployment."""
 
 import json
 import re
@@ -11,7 +11,8 @@ from msgspec import Struct, field
 
 from oncegate.errors import SettingError
 
-# All events of Genesys: their source is the name of the partner event source, which begins like this.
+# This pattern matches all events of Genesys. Their source is the name of the partner event source, which begins with
+# this prefix.
 GENESYS: Final[Mapping[str, Any]] = {"source": [{"prefix": "aws.partner/genesys.com"}]}
 DEFAULT_BUS: Final = "default"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
@@ -22,11 +23,11 @@ _MAX_TIMEOUT: Final = 900
 _MESSAGE_RETENTIONS: Final = range(60, 14 * 86_400 + 1)
 _MAX_CODE_SIZE: Final = 50 * 1024 * 1024
 _DEFAULT_TIMEOUT: Final = 30
-_VISIBILITY_FACTOR: Final = 6  # the recommendation of AWS: Lambda may hold a batch while it is throttled
+_VISIBILITY_FACTOR: Final = 6  # AWS recommends this factor, because Lambda may hold a batch while Lambda is throttled
 
 
 class Function(Struct, frozen=True, kw_only=True):
-    """A Lambda function. The timeout is in seconds, the memory in MB."""
+    """A Lambda function. The timeout is in seconds, and the memory is in MB."""
 
     handler: str
     code: bytes = b""
@@ -37,8 +38,10 @@ class Function(Struct, frozen=True, kw_only=True):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """The selected parts. `queue`: events wait in a queue, for the function if there is one, otherwise for a worker.
-    Times are in seconds."""
+    """The options of a deployment. `table`, `queue`, `rule` and `function` select the parts.
+
+    With `queue`, events wait in a queue. The function reads the queue if there is a function; otherwise a worker reads
+    the queue. Times are in seconds."""
 
     name: str
     table: bool = True
@@ -63,13 +66,13 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 def misses_partner(bus: str, pattern: Mapping[str, Any] | None) -> bool:
-    """Whether a rule on the default bus matches events of a partner: these arrive only on the bus of the partner event
-    source."""
+    """Return whether the rule is on the default bus but its pattern is for events of a partner. Events of a partner
+    arrive only on the bus of the partner event source."""
     return bus == DEFAULT_BUS and "aws.partner/" in json.dumps((pattern or {}).get("source", ""))
 
 
 def checked(wanted: Wanted) -> Wanted:
-    """Return the options unchanged. Raises SettingError if one is invalid."""
+    """Return the options unchanged. Raises SettingError if an option is invalid."""
     if not _NAME.fullmatch(wanted.name):
         raise SettingError(
             f"--name {wanted.name!r} is not a valid name; use a letter, then up to 31 letters, digits or -"
@@ -111,7 +114,8 @@ def _check_function(function: Function) -> None:
 
 
 def _check_code(function: Function) -> None:
-    """Check the package now: Lambda would refuse it only after the other parts were created."""
+    """Raise SettingError if the package is too large, is not a zip file, or lacks the module of the handler. The check
+    runs before any part is created: Lambda would refuse the package only after the other parts were created."""
     if len(function.code) > _MAX_CODE_SIZE:
         raise SettingError(
             "--lambda-zip is larger than the 50 MB that Lambda allows; leave out packages that its runtime has"
@@ -131,7 +135,8 @@ def _check_code(function: Function) -> None:
 
 
 def pattern_of(text: str, where: str) -> dict[str, Any]:
-    """Parse the event pattern of a rule. Raises SettingError if it is not a JSON object with members."""
+    """Parse the event pattern of a rule. Raises SettingError if the text is not a JSON object with members. `where` is
+    the name of the text in the error message."""
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -62,7 +62,7 @@ def test_all_connections_busy(url: str, postgres: PostgresServer) -> None:
     """More callers than connections wait for a connection, and fail after the timeout."""
     with closing(open_store(f"{url}&oncegate_connections=1&oncegate_timeout=1s")) as store:
         assert [type(verdict) for verdict in race([partial(claim, store, "ann")] * 8)] == [Granted] * 8
-        with store._connections.borrowed(), pytest.raises(StoreUnavailable, match="all 1 connections"):  # type: ignore[attr-defined]
+        with store._connections.borrow(), pytest.raises(StoreUnavailable, match="all 1 connections"):  # type: ignore[attr-defined]
             granted(store)
 
 

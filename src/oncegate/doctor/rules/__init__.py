@@ -1,4 +1,4 @@
-"""All rules by name, such as `queue.visibility`. A rule is a function from facts to findings."""
+"""List all rules by name, such as `queue.visibility`. A rule is a function that takes facts and yields findings."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias
@@ -9,7 +9,7 @@ from oncegate.doctor.rules import aws, function, queue, rule, settings, store, t
 
 Rule: TypeAlias = Callable[[Facts], Iterator[Finding]]
 
-# The facts that a rule needs: an entry for the rule itself, else the entry for its module.
+# The facts that a rule needs. If a rule has no entry, the entry for its module applies.
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "store": ("store",),
     "table": ("table",),
@@ -47,13 +47,14 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def check(facts: Facts) -> list[tuple[str, Finding]]:
-    """The findings of all rules, each with the name of its rule, errors first."""
+    """Return the findings of all rules, each with the name of its rule. Errors come first, then warnings, then
+    notes."""
     found = [(name, finding) for name, rule_ in RULES.items() for finding in rule_(facts)]
-    return sorted(found, key=lambda each: _ORDER.index(each[1].severity))
+    return sorted(found, key=lambda pair: _ORDER.index(pair[1].severity))
 
 
 def unchecked(facts: Facts) -> dict[str, str]:
-    """The rules that could not be checked, each with the missing part."""
+    """Return the rules that could not be checked, each with the name of the missing part."""
     missing = {name: [need for need in _needs(name) if not getattr(facts, need)] for name in RULES}
     return {name: _FACT_NAMES[needs[0]] for name, needs in missing.items() if needs}
 

@@ -1,4 +1,4 @@
-"""Rule for parts that were requested and could not be read."""
+"""Check that the requested parts could be read."""
 
 from collections.abc import Iterator
 from typing import Final

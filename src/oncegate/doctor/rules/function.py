@@ -1,10 +1,10 @@
-"""Rules for the Lambda function."""
+"""Check the Lambda function."""
 
 import json
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import EventSourceFacts, Facts, FunctionFacts, new_table, queue_beside
+from oncegate.doctor.facts import EventSourceFacts, Facts, FunctionFacts, new_table, sibling_queue_arn
 from oncegate.doctor.findings import Finding, error, warning
 from oncegate.doctor.policies import admits
 from oncegate.durations import times
@@ -19,7 +19,7 @@ def failures(facts: Facts) -> Iterator[Finding]:
         if function.on_failure is not None:
             continue
         name = f"{function.name}-dead"
-        destination = {"OnFailure": {"Destination": queue_beside(function.arn, name)}}
+        destination = {"OnFailure": {"Destination": sibling_queue_arn(function.arn, name)}}
         create = facts.aws("sqs create-queue", queue_name=name)
         configure = facts.aws(
             "lambda put-function-event-invoke-config",
@@ -79,7 +79,7 @@ def enabled(facts: Facts) -> Iterator[Finding]:
 
 
 def permission(facts: Facts) -> Iterator[Finding]:
-    """The rule may invoke the function."""
+    """The rule is allowed to invoke the function."""
     for function in _invoked(facts):
         for rule in facts.rules:
             reached = function.arn in {target.arn for target in rule.targets}
@@ -114,7 +114,7 @@ def store(facts: Facts) -> Iterator[Finding]:
 
 
 def _invoked(facts: Facts) -> Iterator[FunctionFacts]:
-    """The function, if a rule invokes it directly."""
+    """Yield the function if it is the target of a rule."""
     function = facts.function
     if function is not None and any(target.arn == function.arn for rule in facts.rules for target in rule.targets):
         yield function

@@ -1,18 +1,18 @@
-"""Rules for the SQS queue."""
+"""Check the SQS queue."""
 
 import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from oncegate.doctor.facts import Facts, queue_beside
+from oncegate.doctor.facts import Facts, sibling_queue_arn
 from oncegate.doctor.findings import Finding, error, warning
-from oncegate.doctor.policies import SEND, admits, admits_anybody, repaired
+from oncegate.doctor.policies import SEND, admits, admits_anybody, repair_policy
 from oncegate.durations import spoken, times
 from oncegate.gate.options import outlasts_lease
 
 _SECOND: Final = 1_000_000
-_TIMES_TIMEOUT: Final = 6
-_RECEIVES: Final = 5
+_VISIBILITY_FACTOR: Final = 6
+_MIN_RECEIVES: Final = 5
 _LONGEST_RETENTION: Final = 1_209_600
 _FIFO: Final = ".fifo"
 
@@ -22,7 +22,7 @@ def visibility(facts: Facts) -> Iterator[Finding]:
     queue, function = facts.queue, facts.function
     if queue is None or function is None or queue.arn not in {feed.source for feed in function.feeds}:
         return
-    needed = _TIMES_TIMEOUT * function.timeout
+    needed = _VISIBILITY_FACTOR * function.timeout
     if queue.visibility < needed:
         yield error(
             queue.name,
@@ -30,7 +30,7 @@ def visibility(facts: Facts) -> Iterator[Finding]:
             f" {function.timeout} s",
             f"Lambda may delay and retry a batch: below {needed} s, messages are redelivered while the first delivery"
             " still runs.",
-            _set(facts, queue.url, VisibilityTimeout=needed),
+            _set_command(facts, queue.url, VisibilityTimeout=needed),
         )
 
 
@@ -38,7 +38,7 @@ def lease(facts: Facts) -> Iterator[Finding]:
     """The visibility timeout of a worker is at least as long as the lease."""
     queue, hidden, lease = facts.queue, facts.worker_visibility, facts.config.lease
     if queue is None or hidden is None or (facts.function is not None and facts.function.feeds):
-        return  # in a function, the lease is shortened to the rest of the invocation
+        return  # a function reads the queue: it shortens each lease to the remaining time of the invocation
     if not outlasts_lease(hidden, lease):
         yield error(
             queue.name,
@@ -51,7 +51,7 @@ def lease(facts: Facts) -> Iterator[Finding]:
 
 
 def dead_letters(facts: Facts) -> Iterator[Finding]:
-    """The queue has a dead-letter queue that exists."""
+    """The queue has a dead-letter queue, and that queue exists."""
     queue = facts.queue
     if queue is None or (queue.dead_arn is not None and queue.dead_retention is not None):
         return
@@ -69,21 +69,21 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
         queue.name,
         found,
         "An event that always fails is redelivered until the retention of the queue ends, and is then lost.",
-        f"{create} && {_set(facts, queue.url, RedrivePolicy=_redrive(queue_beside(queue.arn, name)))}",
+        f"{create} && {_set_command(facts, queue.url, RedrivePolicy=_redrive(sibling_queue_arn(queue.arn, name)))}",
     )
 
 
 def receives(facts: Facts) -> Iterator[Finding]:
     """A message becomes a dead letter after five receives or more."""
     queue = facts.queue
-    if queue is None or queue.dead_arn is None or queue.max_receives is None or queue.max_receives >= _RECEIVES:
+    if queue is None or queue.dead_arn is None or queue.max_receives is None or queue.max_receives >= _MIN_RECEIVES:
         return
     report = error if queue.max_receives == 1 else warning
     yield report(
         queue.name,
         f"a message becomes a dead letter after {times(queue.max_receives, 'receive')}",
         "A receive of an event that is in flight counts too, so an event may become a dead letter without being run.",
-        _set(facts, queue.url, RedrivePolicy=_redrive(queue.dead_arn)),
+        _set_command(facts, queue.url, RedrivePolicy=_redrive(queue.dead_arn)),
     )
 
 
@@ -99,18 +99,20 @@ def dead_retention(facts: Facts) -> Iterator[Finding]:
             f"the retention of the dead-letter queue is {spoken(queue.dead_retention * _SECOND)}, and that of the"
             f" queue is {spoken(queue.retention * _SECOND)}",
             "The age of a dead letter counts from its first send, so SQS may delete it before anybody sees it.",
-            _set(facts, url, MessageRetentionPeriod=_LONGEST_RETENTION),
+            _set_command(facts, url, MessageRetentionPeriod=_LONGEST_RETENTION),
         )
 
 
 def policy(facts: Facts) -> Iterator[Finding]:
-    """The rule may send to the queue, and rules of other accounts may not."""
+    """The rule is allowed to send to the queue, and rules of other accounts are not."""
     queue = facts.queue
     if queue is None:
         return
     senders = [rule for rule in facts.rules if queue.arn in {target.arn for target in rule.targets}]
-    # One policy for all rules: setting a policy replaces the previous one.
-    mend = _set(facts, queue.url, Policy=repaired(queue.statements, queue.arn, [rule.arn for rule in senders]))
+    # The new policy is for all rules, because it replaces the previous policy.
+    mend = _set_command(
+        facts, queue.url, Policy=repair_policy(queue.statements, queue.arn, [rule.arn for rule in senders])
+    )
     refused = [rule for rule in senders if not admits(queue.statements, SEND, rule.arn)]
     for rule in refused:
         yield error(
@@ -129,11 +131,12 @@ def policy(facts: Facts) -> Iterator[Finding]:
 
 
 def _redrive(dead: str) -> dict[str, Any]:
-    return {"deadLetterTargetArn": dead, "maxReceiveCount": str(_RECEIVES)}
+    return {"deadLetterTargetArn": dead, "maxReceiveCount": str(_MIN_RECEIVES)}
 
 
-def _set(facts: Facts, url: str, **attributes: Any) -> str:
-    """SQS takes every attribute as text, also those that hold JSON."""
+def _set_command(facts: Facts, url: str, **attributes: Any) -> str:
+    """Return the command that sets attributes of a queue. SQS takes the value of every attribute as text, also if the
+    value is JSON."""
     texts = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in attributes.items()}
     return facts.aws("sqs set-queue-attributes", queue_url=url, attributes=json.dumps(texts))
 

@@ -1,22 +1,22 @@
-"""Rules for EventBridge rules and their targets."""
+"""Check EventBridge rules and their targets."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from oncegate.doctor.facts import Facts, RuleFacts, TargetFacts, queue_beside
+from oncegate.doctor.facts import Facts, RuleFacts, TargetFacts, sibling_queue_arn
 from oncegate.doctor.findings import Finding, error, note, warning
-from oncegate.doctor.policies import repaired
+from oncegate.doctor.policies import repair_policy
 from oncegate.durations import spoken, times
 from oncegate.infra.rights import allow_rule, document
 from oncegate.infra.wanted import GENESYS, misses_partner
 
 PARTNER: Final = "aws.partner/"
-_LEAST_AGE: Final = 3_600
+_MIN_AGE: Final = 3_600
 _SECOND: Final = 1_000_000
 _DELIVERY: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
-_WHOLE: Final = {"Input": None, "InputPath": None, "InputTransformer": None}
-# The members of `detail` in a Genesys event. The content is one level deeper, in `eventBody`.
+_NO_TRANSFORMATION: Final = {"Input": None, "InputPath": None, "InputTransformer": None}
+# The members of `detail` in a Genesys event. The member `eventBody` holds the content of the event.
 _DETAIL: Final = frozenset({"topicName", "version", "userId", "eventBody", "metadata", "timestamp"})
 
 
@@ -48,7 +48,7 @@ def pattern(facts: Facts) -> Iterator[Finding]:
 
 
 def _unmatched(rule: RuleFacts) -> str | None:
-    """Why the pattern matches nothing; None if it may."""
+    """Return why the pattern of a rule matches no event; None if the pattern may match an event."""
     if rule.pattern is None:
         return None
     if unknown := _unknown_members(rule):
@@ -64,7 +64,8 @@ def _unknown_members(rule: RuleFacts) -> list[str]:
 
 
 def _source_fits(rule: RuleFacts) -> bool:
-    """Whether the pattern accepts the name of a partner bus as the source: every event on the bus has that source."""
+    """Return whether the pattern accepts the source of the events on a partner bus. Every event on a partner bus has
+    the name of the bus as its source. Returns True for other buses."""
     sources = (rule.pattern or {}).get("source")
     if not rule.bus.startswith(PARTNER) or not isinstance(sources, list):
         return True
@@ -79,13 +80,14 @@ def _fits(wanted: Any, source: str) -> bool:
 
 
 def is_of_genesys(bus: str, pattern: Mapping[str, Any] | None) -> bool:
-    """Whether the rule is for events that Genesys sends directly. Forwarded events may have any source and shape."""
+    """Return whether the rule is for events that come directly from Genesys. Forwarded events may have any source and
+    any structure."""
     source = json.dumps((pattern or {}).get("source", ""))
     return f"{PARTNER}genesys" in bus or f"{PARTNER}genesys" in source
 
 
 def bus(facts: Facts) -> Iterator[Finding]:
-    """A rule for Genesys events is on the bus where they arrive."""
+    """A rule for Genesys events is on the bus where Genesys events arrive."""
     for rule in facts.rules:
         if misses_partner(rule.bus, rule.pattern):
             yield error(
@@ -117,32 +119,34 @@ def target(facts: Facts) -> Iterator[Finding]:
                 facts.named(rule),
                 "the rule has no target",
                 "EventBridge drops the events that match the rule.",
-                _with_target(facts, rule),
+                _add_target_command(facts, rule),
             )
-    for rule, each in _targets(facts):
-        if not each.exists:
+    for rule, rule_target in _targets(facts):
+        if not rule_target.exists:
             yield error(
                 facts.named(rule),
-                f"the target {each.arn} does not exist",
+                f"the target {rule_target.arn} does not exist",
                 "EventBridge retries for a day, and then drops the events.",
-                _without_missing(facts, rule, each),
+                _missing_target_command(facts, rule, rule_target),
             )
 
 
-def _with_target(facts: Facts, rule: RuleFacts) -> str:
-    """Add the consumer as the target, if the rule can match events and no other rule sends there; else delete it."""
+def _add_target_command(facts: Facts, rule: RuleFacts) -> str:
+    """Return the command that repairs a rule without a target. The command adds the consumer as the target if the rule
+    can get events and no other rule sends events to the consumer. Otherwise the command deletes the rule."""
     queue, function = facts.queue, facts.function
     feeds = {feed.source for feed in function.feeds} if function is not None else set()
     part = function if queue is None or (function is not None and queue.arn not in feeds) else queue
     reached = {target.arn for other, target in _targets(facts) if _gets_events(other)}
     if part is None or part.arn in reached or not _gets_events(rule):
         return facts.aws("events delete-rule", name=rule.name, event_bus_name=rule.bus)
-    return _put_target(facts, rule, TargetFacts(id=rule.name, arn=part.arn), RetryPolicy=_DELIVERY)
+    return _put_target_command(facts, rule, TargetFacts(id=rule.name, arn=part.arn), RetryPolicy=_DELIVERY)
 
 
-def _without_missing(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
-    """Remove a missing target. A missing queue that is the only target is created again instead: without a target,
-    EventBridge would drop the events that it now stores as dead letters."""
+def _missing_target_command(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
+    """Return the command that removes a missing target from a rule. If the target is a queue and the only target of the
+    rule, the command creates the queue instead: without a target, EventBridge would drop the events that it now sends
+    to the dead-letter queue of the target."""
     if ":sqs:" in target.arn and len(rule.targets) == 1:
         return facts.aws("sqs create-queue", queue_name=target.arn.rpartition(":")[2])
     return facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id)
@@ -158,20 +162,20 @@ def envelope(facts: Facts) -> Iterator[Finding]:
             facts.named(rule),
             f"the target {target.id} has {target.shape}",
             "The source, the time and the replay name of the event are lost; some keys are made of them.",
-            _put_target(facts, rule, target, **_WHOLE),
+            _put_target_command(facts, rule, target, **_NO_TRANSFORMATION),
         )
 
 
 def retries(facts: Facts) -> Iterator[Finding]:
     """EventBridge retries a failed delivery for an hour or more."""
     for rule, target in _targets(facts):
-        if target.retries == 0 or target.age < _LEAST_AGE:
+        if target.retries == 0 or target.age < _MIN_AGE:
             yield warning(
                 facts.named(rule),
                 f"EventBridge retries the target {target.id} {times(target.retries, 'time')}, for"
                 f" {spoken(target.age * _SECOND)}",
                 "A short outage of the target loses events; up to 185 retries in 24 h are possible.",
-                _put_target(facts, rule, target, RetryPolicy=_DELIVERY),
+                _put_target_command(facts, rule, target, RetryPolicy=_DELIVERY),
             )
 
 
@@ -180,21 +184,22 @@ def dead_letters(facts: Facts) -> Iterator[Finding]:
     for rule, target in _targets(facts):
         if target.dead_arn is None:
             name = f"{rule.name}-dead"
-            dead = queue_beside(target.arn, name)
-            # One queue for all rules with that name: SQS does not create a queue again with another policy.
-            namesakes = [allow_rule(dead, each.arn) for each in facts.rules if each.name == rule.name]
+            dead = sibling_queue_arn(target.arn, name)
+            # All rules with this name get the same dead-letter queue. Its policy must allow all of them, because SQS
+            # refuses to create an existing queue again with another policy.
+            namesakes = [allow_rule(dead, other.arn) for other in facts.rules if other.name == rule.name]
             policy = json.dumps({"Policy": json.dumps(document(*namesakes))})
             create = facts.aws("sqs create-queue", queue_name=name, attributes=policy)
             yield warning(
                 facts.named(rule),
                 f"the target {target.id} has no dead-letter queue",
                 "EventBridge drops the event after 24 h, or at once if the target rejects it.",
-                f"{create} && {_put_target(facts, rule, target, DeadLetterConfig={'Arn': dead})}",
+                f"{create} && {_put_target_command(facts, rule, target, DeadLetterConfig={'Arn': dead})}",
             )
 
 
 def dead_policy(facts: Facts) -> Iterator[Finding]:
-    """The rule may send to the dead-letter queue of the target."""
+    """The rule is allowed to send to the dead-letter queue of the target."""
     for rule, target in _targets(facts):
         if target.dead_arn is None or target.dead_admits:
             continue
@@ -203,14 +208,15 @@ def dead_policy(facts: Facts) -> Iterator[Finding]:
             f"the rule may not send to {target.dead_arn}, the dead-letter queue of the target {target.id}, or that"
             " queue does not exist",
             "EventBridge drops the events that it cannot deliver, although a dead-letter queue is configured.",
-            _with_permission(facts, target.dead_arn, target.dead_statements),
+            _permission_command(facts, target.dead_arn, target.dead_statements),
         )
 
 
-def _with_permission(facts: Facts, queue: str, statements: Iterable[Mapping[str, Any]] | None) -> str:
-    """Allow every rule with this dead-letter queue to send to it, and keep the existing permissions."""
+def _permission_command(facts: Facts, queue: str, statements: Iterable[Mapping[str, Any]] | None) -> str:
+    """Return the command that allows every rule with this dead-letter queue to send to the queue. The command keeps the
+    existing permissions, except for permissions of the rules of any account."""
     senders = [rule.arn for rule, target in _targets(facts) if target.dead_arn == queue]
-    policy = json.dumps({"Policy": json.dumps(repaired(statements or (), queue, senders))})
+    policy = json.dumps({"Policy": json.dumps(repair_policy(statements or (), queue, senders))})
     name = queue.rpartition(":")[2]
     if statements is None:
         return facts.aws("sqs create-queue", queue_name=name, attributes=policy)
@@ -237,13 +243,15 @@ def doubled(facts: Facts) -> Iterator[Finding]:
                 f"several rules or targets send to it: {listed}",
                 "An event that several of them match is delivered several times, and gets another key if they"
                 " transform it differently.",
-                _dropped(facts, *redundant) if redundant else _described(facts, routes[-1][0]),
+                _removal_command(facts, *redundant) if redundant else _describe_command(facts, routes[-1][0]),
             )
 
 
 def _redundant(routes: list[tuple[RuleFacts, TargetFacts]]) -> tuple[RuleFacts, TargetFacts] | None:
-    """The route that can be removed without losing events: one that gets no events, else the last one if another has
-    the same pattern on the same bus."""
+    """Return a route that can be removed without losing events; None if no route can be removed.
+
+    If some routes get no events and others do, this is the last route that gets none. Otherwise it is the last route,
+    if another route has the same pattern on the same bus."""
     idle = [route for route in routes if not _gets_events(route[0])]
     if 0 < len(idle) < len(routes):
         return idle[-1]
@@ -252,12 +260,13 @@ def _redundant(routes: list[tuple[RuleFacts, TargetFacts]]) -> tuple[RuleFacts, 
     return (last, target) if has_twin else None
 
 
-def _described(facts: Facts, rule: RuleFacts) -> str:
+def _describe_command(facts: Facts, rule: RuleFacts) -> str:
     return facts.aws("events describe-rule", name=rule.name, event_bus_name=rule.bus)
 
 
-def _dropped(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
-    """Remove the target, and delete the rule if it has no other."""
+def _removal_command(facts: Facts, rule: RuleFacts, target: TargetFacts) -> str:
+    """Return the command that removes the target from the rule. If the rule has no other target, the command also
+    deletes the rule."""
     remove = facts.aws("events remove-targets", rule=rule.name, event_bus_name=rule.bus, ids=target.id)
     if len(rule.targets) > 1:
         return remove
@@ -269,7 +278,8 @@ def _gets_events(rule: RuleFacts) -> bool:
 
 
 def _consumer(facts: Facts, arn: str) -> str:
-    """The final consumer: the function that reads a queue, else the target itself."""
+    """Return the ARN of the final consumer of a target. If the target is a queue that the function reads, this is the
+    function. Otherwise it is the target itself."""
     function = facts.function
     if function is not None and arn in {feed.source for feed in function.feeds}:
         return function.arn
@@ -282,9 +292,9 @@ def _targets(facts: Facts) -> Iterator[tuple[RuleFacts, TargetFacts]]:
             yield rule, target
 
 
-def _put_target(facts: Facts, rule: RuleFacts, target: TargetFacts, **changes: Any) -> str:
-    """EventBridge replaces the whole target: its current definition with the changes. A change to None removes a
-    member."""
+def _put_target_command(facts: Facts, rule: RuleFacts, target: TargetFacts, **changes: Any) -> str:
+    """Return the command that changes a target. The command contains the whole definition of the target with the
+    changes, because EventBridge replaces the whole target. A change to None removes a member of the definition."""
     whole = {"Id": target.id, "Arn": target.arn, **target.definition, **changes}
     targets = json.dumps([{name: value for name, value in whole.items() if value is not None}])
     return facts.aws("events put-targets", rule=rule.name, event_bus_name=rule.bus, targets=targets)

@@ -1,4 +1,4 @@
-"""Rules for the settings of the gate."""
+"""Check the settings of the gate."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,11 +12,11 @@ _DAY: Final = 86_400
 _SECOND: Final = 1_000_000
 _ASYNC_AGE: Final = 6 * 3_600  # seconds; Lambda keeps an asynchronous event for at most six hours
 _LEASES: Final = 10
-_TOKENS: Final = ("bearer", "api-key")  # they authenticate the sender, not the body
+_TOKENS: Final = ("bearer", "api-key")  # a token authenticates the sender, but it does not sign the body
 
 
 def retention(facts: Facts) -> Iterator[Finding]:
-    """Retention is longer than the time in which an event can be redelivered."""
+    """Retention is longer than the time during which an event can be redelivered."""
     horizon = _horizon(facts)
     if facts.config.retention > horizon * _SECOND:
         return
@@ -31,8 +31,8 @@ def retention(facts: Facts) -> Iterator[Finding]:
 
 
 def _horizon(facts: Facts) -> int:
-    """Seconds in which an event can be redelivered: as long as EventBridge retries, plus as long as the queue or Lambda
-    keeps it."""
+    """Return for how many seconds an event can be redelivered. This is the time for which EventBridge retries, plus the
+    time for which the queue or Lambda keeps the event."""
     retried = max((target.age for rule in facts.rules for target in rule.targets), default=0)
     if facts.queue is not None:
         return retried + facts.queue.retention

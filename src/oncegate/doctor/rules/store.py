@@ -1,4 +1,4 @@
-"""Rules for the store of the settings and for clocks."""
+"""Check the store that the settings name, and the clocks."""
 
 import shlex
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ def present(facts: Facts) -> Iterator[Finding]:
 
 
 def _store_option(url: str) -> str:
-    """The option --store; empty if the URL has a masked secret, since the settings then have the full URL."""
+    """Return the option --store for a command line. Returns an empty text if the URL has a masked secret: the command
+    then takes the full URL from the settings."""
     return "" if "***" in url else f" --store {shlex.quote(url)}"
 
 
@@ -100,7 +101,7 @@ def private(facts: Facts) -> Iterator[Finding]:
 
 
 def eviction(facts: Facts) -> Iterator[Finding]:
-    """Redis rejects writes when its memory is full; it does not evict claims."""
+    """When its memory is full, Redis rejects writes and does not evict claims."""
     redis = facts.redis
     if redis is not None and redis.evicts_by is not None:
         yield error(
@@ -127,20 +128,20 @@ def persistence(facts: Facts) -> Iterator[Finding]:
 def clock(facts: Facts) -> Iterator[Finding]:
     """The clock of this machine agrees with the clocks of AWS and of the store."""
     skew = facts.store.skew if facts.store is not None else None
-    for each in facts.clocks:
-        off = abs(each.ahead) - each.within
+    for server in facts.clocks:
+        off = abs(server.ahead) - server.within
         if skew is not None and off > skew:
             why = (
                 f"Leases in DynamoDB depend on the clock of this machine and tolerate a difference of {spoken(skew)}:"
                 " two handlers may run the same event at once."
             )
-            yield error(each.of, _difference(each), why, "timedatectl set-ntp true")
+            yield error(server.of, _difference(server), why, "timedatectl set-ntp true")
         elif off > _TOLERANCE:
             why = (
                 "The age of an event is computed with the clock of this machine, and AWS rejects requests whose time is"
                 " five minutes off."
             )
-            yield warning(each.of, _difference(each), why, "timedatectl set-ntp true")
+            yield warning(server.of, _difference(server), why, "timedatectl set-ntp true")
 
 
 def _difference(clock: ClockFacts) -> str:

@@ -1,4 +1,4 @@
-"""Rules for the DynamoDB table."""
+"""Check the DynamoDB table."""
 
 from collections.abc import Iterator
 from typing import Final

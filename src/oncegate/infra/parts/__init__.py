@@ -1,4 +1,4 @@
-"""The kinds of parts."""
+"""List the kinds of parts by name."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Parts: the wanted state, the state in AWS, and the operations of each kind of part."""
+"""Define parts: the wanted state, the state in AWS, and the operations of each kind of part."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ NAME_TAG: Final = "oncegate-name"
 class Part(Struct, frozen=True):
     """The wanted state of a part. The properties have their CloudFormation names.
 
-    `about` is the name of the resource that the part belongs to, if the part is not a resource itself. `code` is the
+    If the part is not a resource itself, `about` is the name of the resource that the part belongs to. `code` is the
     package of a function."""
 
     kind: str
@@ -40,16 +40,16 @@ class FoundPart(Struct, frozen=True):
     note: str = ""
 
     def made_for(self, deployment: str) -> bool:
-        """Whether Oncegate created the part for this deployment."""
+        """Return whether Oncegate created the part for this deployment."""
         return self.tags.get(MADE_BY) == "oncegate" and self.tags.get(NAME_TAG) == deployment
 
 
 class PartKind(Struct, frozen=True):
     """The operations on one kind of part.
 
-    `fixed`: properties that cannot be changed later. `open`: properties that may contain more than the wanted values.
-    `shared`: the resource may belong to somebody else. Without `delete`, AWS deletes the part with the resource that it
-    belongs to."""
+    `fixed` lists the properties that cannot be changed after the part was created. `open` lists the properties that may
+    contain more than the wanted values. `shared` is true if a resource that Oncegate did not create may be used as the
+    part. If `delete` is None, AWS deletes the part together with the resource that the part belongs to."""
 
     resource: str
     read: Callable[[Cloud, Part], FoundPart | None]
@@ -62,7 +62,7 @@ class PartKind(Struct, frozen=True):
 
 
 def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """Tags in the format of most services."""
+    """Return tags as a list of keys and values, the format of most AWS services."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 

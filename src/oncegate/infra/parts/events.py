@@ -1,4 +1,4 @@
-"""EventBridge buses and rules."""
+"""Read and write EventBridge buses and rules."""
 
 import json
 from typing import Any, Final
@@ -16,7 +16,8 @@ def read_bus(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _create_bus(cloud: Cloud, part: Part) -> None:
-    """Creating a bus with the name of a partner event source associates the source with the bus."""
+    """Create the bus. If the properties name a partner event source, EventBridge also connects the source with the
+    bus."""
     cloud.call("events", "create_event_bus", **part.properties, Tags=as_list(part.tags))
 
 
@@ -55,8 +56,8 @@ def read_rule(cloud: Cloud, part: Part) -> FoundPart | None:
 
 
 def _rule_tags(cloud: Cloud, part: Part, answer: dict[str, Any]) -> dict[str, str]:
-    """The tags of a rule. Emulators do not find the tags of rules on a partner bus: there the description of the rule
-    shows who created it."""
+    """Return the tags of a rule. Emulators of AWS do not find the tags of a rule on a partner bus. In this case the
+    description of the rule shows whether Oncegate created the rule."""
     try:
         return _tags(cloud, answer["Arn"])
     except Missing:
@@ -76,9 +77,9 @@ def _change_rule(cloud: Cloud, part: Part, found: FoundPart) -> None:
 def _put_rule(cloud: Cloud, part: Part, **tags: Any) -> None:
     wanted = part.properties
     bus = {"EventBusName": wanted["EventBusName"]}
-    described = {name: wanted[name] for name in ("Name", "Description", "State")}
+    basics = {name: wanted[name] for name in ("Name", "Description", "State")}
     pattern = json.dumps(wanted["EventPattern"])
-    cloud.call("events", "put_rule", **described, EventPattern=pattern, **bus, **tags)
+    cloud.call("events", "put_rule", **basics, EventPattern=pattern, **bus, **tags)
     answer = cloud.call("events", "put_targets", Rule=part.name, Targets=wanted["Targets"], **bus)
     for failed in answer.get("FailedEntries", []):
         raise AwsError(

@@ -1,4 +1,4 @@
-"""The Lambda function, its invoke permission, its retry configuration, and its event source mapping."""
+"""Read and write the Lambda function, its invoke permission, its retry configuration, and its event source mapping."""
 
 import base64
 import hashlib
@@ -11,11 +11,11 @@ from oncegate.errors import AwsError
 from oncegate.infra.parts.base import FoundPart, Part, PartKind
 
 _CONFIGURATION: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
-_ROLE_DELAY: Final = 30.0  # seconds until Lambda can use a new role at the latest
+_ROLE_DELAY: Final = 30.0  # seconds; Lambda can use a new role after this time at the latest
 
 
 def digest(code: bytes) -> str:
-    """The CodeSha256 that Lambda reports for a package."""
+    """Return the value that Lambda reports as CodeSha256 for a package."""
     return base64.b64encode(hashlib.sha256(code).digest()).decode()
 
 
@@ -40,7 +40,7 @@ def _create_function(cloud: Cloud, part: Part) -> None:
 
 
 def _change_function(cloud: Cloud, part: Part, found: FoundPart) -> None:
-    """Update code and configuration one after the other: Lambda refuses an update during another one."""
+    """Update the code, wait, then update the configuration: Lambda refuses an update while another update runs."""
     wanted, current = part.properties, found.properties
     if current["Code"] != wanted["Code"]:
         cloud.call("lambda", "update_function_code", FunctionName=part.name, ZipFile=part.code)
@@ -52,14 +52,15 @@ def _change_function(cloud: Cloud, part: Part, found: FoundPart) -> None:
     _wait_until_updated(cloud, part)
 
 
-def _call_when_role_is_known(cloud: Cloud, sign: str, action: str, **parameters: Any) -> None:
-    """Retry until Lambda can use the new role and its permissions. Before that its error contains `sign`."""
+def _call_when_role_is_known(cloud: Cloud, error_part: str, action: str, **parameters: Any) -> None:
+    """Send a request, and retry it until Lambda can use the new role and its permissions. Until Lambda can use the
+    role, the error message contains `error_part`."""
     deadline = time.monotonic() + _ROLE_DELAY
     while True:
         try:
             cloud.call("lambda", action, **parameters)
         except AwsError as error:
-            if sign not in str(error) or time.monotonic() > deadline:
+            if error_part not in str(error) or time.monotonic() > deadline:
                 raise
             cloud.on_wait("Lambda to know the new role")
             time.sleep(1)
@@ -98,7 +99,7 @@ def tags_of(cloud: Cloud, name: str) -> dict[str, str]:
 
 
 def statements_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
-    """The policy statements that allow invocations."""
+    """Return the statements of the function's policy. They allow other services to invoke the function."""
     answer = cloud.find("lambda", "get_policy", FunctionName=function)
     return [] if answer is None else list(json.loads(answer["Policy"])["Statement"])
 
@@ -152,7 +153,7 @@ RETRIES: Final = PartKind(
 
 
 def mappings_of(cloud: Cloud, function: str) -> list[dict[str, Any]]:
-    """The event source mappings of the function."""
+    """Return the event source mappings of the function; an empty list if the function does not exist."""
     try:
         return list(
             cloud.list_all("lambda", "list_event_source_mappings", "EventSourceMappings", FunctionName=function)

@@ -1,4 +1,4 @@
-"""SQS queues and their policies."""
+"""Read and write SQS queues and their policies."""
 
 import json
 from typing import Any, Final
@@ -12,12 +12,12 @@ _MESSAGE_COUNTS: Final = ("ApproximateNumberOfMessages", "ApproximateNumberOfMes
 
 
 def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
-    there = described(cloud, part.name)
-    if there is None:
+    found = describe_queue(cloud, part.name)
+    if found is None:
         return None
-    url, attributes = there
+    url, attributes = found
     properties: dict[str, Any] = {name: int(attributes[name]) for name in _NUMBERS}
-    if redrive := parsed(attributes.get("RedrivePolicy")):
+    if redrive := parse_json(attributes.get("RedrivePolicy")):
         properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
     waiting = sum(int(attributes.get(name, 0)) for name in _MESSAGE_COUNTS)
     note = f"{waiting} messages" if waiting else ""
@@ -26,7 +26,7 @@ def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
 
 def _create_queue(cloud: Cloud, part: Part) -> None:
     cloud.call("sqs", "create_queue", QueueName=part.name, Attributes=_attributes(part), tags=part.tags)
-    cloud.wait_until(lambda: described(cloud, part.name) is not None, f"the queue {part.name}")
+    cloud.wait_until(lambda: describe_queue(cloud, part.name) is not None, f"the queue {part.name}")
 
 
 def _change_queue(cloud: Cloud, part: Part, found: FoundPart) -> None:
@@ -38,7 +38,7 @@ def _delete_queue(cloud: Cloud, _part: Part, found: FoundPart) -> None:
 
 
 def _attributes(part: Part) -> dict[str, str]:
-    """The properties as SQS attributes, which are all text."""
+    """Return the properties as SQS attributes. The value of every SQS attribute is a text."""
     properties = {name: value for name, value in part.properties.items() if name != "QueueName"}
     return {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in properties.items()}
 
@@ -51,23 +51,25 @@ QUEUE: Final = PartKind(
 
 
 def read_policy(cloud: Cloud, part: Part) -> FoundPart | None:
-    """The statements of Oncegate in the policy of a queue. Other statements are ignored."""
-    there = described(cloud, part.name)
-    if there is None:
+    """Read the statements of Oncegate in the policy of a queue. Other statements are ignored."""
+    found = describe_queue(cloud, part.name)
+    if found is None:
         return None
-    url, attributes = there
+    url, attributes = found
     sids = {statement["Sid"] for statement in statements_of(part.properties["PolicyDocument"])}
-    matching = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") in sids]
+    current = statements_of(parse_json(attributes.get("Policy")))
+    matching = [statement for statement in current if statement.get("Sid") in sids]
     if not matching:
         return None
     return FoundPart(attributes["QueueArn"], _tags(cloud, url), {"PolicyDocument": document(*matching)}, url)
 
 
 def _put_policy(cloud: Cloud, part: Part) -> None:
-    url, attributes = described(cloud, part.name) or _raise_missing(part.name)
+    url, attributes = describe_queue(cloud, part.name) or _raise_missing(part.name)
     wanted = statements_of(part.properties["PolicyDocument"])
     sids = {statement["Sid"] for statement in wanted}
-    others = [one for one in statements_of(parsed(attributes.get("Policy"))) if one.get("Sid") not in sids]
+    current = statements_of(parse_json(attributes.get("Policy")))
+    others = [statement for statement in current if statement.get("Sid") not in sids]
     policy = json.dumps(document(*others, *wanted))
     cloud.call("sqs", "set_queue_attributes", QueueUrl=url, Attributes={"Policy": policy})
 
@@ -89,11 +91,11 @@ POLICY: Final = PartKind(
     fixed=("Queues",),
 )
 
-# ── requests of both ──────────────────────────────────────────────────────────────────────────────────────
+# ── requests for both kinds ───────────────────────────────────────────────────────────────────────────────
 
 
-def described(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
-    """The URL and attributes of a queue; None if it does not exist."""
+def describe_queue(cloud: Cloud, name: str) -> tuple[str, dict[str, str]] | None:
+    """Request the URL and the attributes of a queue. Returns None if the queue does not exist."""
     found = cloud.find("sqs", "get_queue_url", QueueName=name)
     if found is None:
         return None
@@ -106,5 +108,5 @@ def _tags(cloud: Cloud, url: str) -> dict[str, str]:
     return found
 
 
-def parsed(text: str | None) -> dict[str, Any] | None:
+def parse_json(text: str | None) -> dict[str, Any] | None:
     return json.loads(text) if text else None

@@ -1,4 +1,4 @@
-"""The IAM role of the function: its trust policy and its permissions."""
+"""Read and write the IAM role of the function, with its trust policy and its permissions."""
 
 import json
 from typing import Any, Final
@@ -47,7 +47,7 @@ def _put_policies(cloud: Cloud, part: Part) -> None:
 
 
 def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
-    """IAM deletes a role only if it has no inline policies, so delete all of them first."""
+    """Delete all inline policies of the role, then the role: IAM refuses to delete a role that has inline policies."""
     for name in _policy_names(cloud, part):
         cloud.call("iam", "delete_role_policy", RoleName=part.name, PolicyName=name)
     cloud.call("iam", "delete_role", RoleName=part.name)

@@ -1,4 +1,4 @@
-"""The DynamoDB table of claims."""
+"""Read, create, change and delete the DynamoDB table of claims."""
 
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ def _change(cloud: Cloud, part: Part, found: FoundPart) -> None:
     wanted, current = part.properties["TimeToLiveSpecification"], found.properties["TimeToLiveSpecification"]
     if current == wanted:
         return
-    if current["Enabled"]:  # a table has one TTL attribute: disable the other one first
+    if current["Enabled"]:  # a table can have only one TTL attribute: disable the current attribute first
         _update_ttl(cloud, part, {"AttributeName": current["AttributeName"], "Enabled": False})
     _update_ttl(cloud, part, wanted)
 
@@ -58,7 +58,8 @@ def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
 
 
 def _status(cloud: Cloud, part: Part) -> str:
-    """The status of the table; empty if it does not exist. Right after CreateTable it may not exist yet."""
+    """Return the status of the table; an empty text if the table does not exist. Right after CreateTable, DynamoDB may
+    report that the table does not exist."""
     answer = cloud.find("dynamodb", "describe_table", TableName=part.name)
     return "" if answer is None else str(answer["Table"]["TableStatus"])
 

@@ -1,4 +1,4 @@
-"""The DynamoDB store and its URL."""
+"""Open a DynamoDB store from its URL."""
 
 try:
     import botocore  # noqa: F401  # imported here so that the error can name the extra to install
@@ -16,5 +16,5 @@ __all__ = ["DynamoStore", "WriteRefused", "Writes", "open_dynamodb", "read_url"]
 
 
 def open_dynamodb(url: str, *, create: bool, clock: Clock | None) -> DynamoStore:
-    """`dynamodb://Table?region=eu-central-1`; see docs/stores/dynamodb.md."""
+    """Open the store at a URL like `dynamodb://Table?region=eu-central-1`; see docs/stores/dynamodb.md."""
     return DynamoStore(read_url(url), create=create, clock=clock)

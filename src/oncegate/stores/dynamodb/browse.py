@@ -1,4 +1,4 @@
-"""Read records: waiting ones and dead letters through the sparse index, all others with a scan."""
+"""Read records. Waiting records and dead letters are read through the sparse index, all other records with a scan."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _PLACE_RANGE: Final = "shelf = :shelf AND place BETWEEN :first AND :last"
 
 
 def read_items(client: DynamoClient, ids: Sequence[str]) -> dict[str, Item]:
-    """Return the items that exist, by id, with consistent reads."""
+    """Read items with consistent reads, and return the existing items by id."""
     found: dict[str, Item] = {}
     for start in range(0, len(ids), _MAX_BATCH):
         _read_batch(client, [{"id": {"S": id_}} for id_ in ids[start : start + _MAX_BATCH]], found)
@@ -38,7 +38,10 @@ def read_items(client: DynamoClient, ids: Sequence[str]) -> dict[str, Item]:
 
 
 def _read_batch(client: DynamoClient, keys: list[dict[str, Any]], found: dict[str, Item]) -> None:
-    """Add the items of a batch to `found`. DynamoDB may return only a part: the other keys are requested again."""
+    """Add the items of a batch to `found`. If DynamoDB returns only a part of the items, request the missing keys
+    again.
+
+    Raises StoreUnavailable if keys are still missing after the timeout."""
     pauses = client.retry_pauses()
     while True:
         request = {client.table: {"Keys": keys, "ConsistentRead": True}}
@@ -55,7 +58,7 @@ def _read_batch(client: DynamoClient, keys: list[dict[str, Any]], found: dict[st
 
 
 def waiting_addresses(client: DynamoClient, namespace: str, now: int) -> Iterator[AddressPair]:
-    """Yield the addresses of records that may be taken, those with the earliest `lease_until` first."""
+    """Yield the addresses of records that may be taken, in the order of `lease_until`."""
     first, last = place_of(namespace), waiting_place(namespace, now + 1)
     for page in _index_pages(client, WAITING_SHELF, first, last, _WAITING_PAGE):
         yield from ((namespace, waiting_key(namespace, item["place"]["B"])) for item in page)
@@ -76,14 +79,16 @@ def dead_letters(client: DynamoClient, namespace: str | None, after: Address | N
 
 
 def _index_pages(client: DynamoClient, shelf: str, first: bytes, last: bytes, size: int) -> Iterator[list[Item]]:
-    """Yield pages of index keys between two places of a shelf. The index lags behind the table by a moment."""
+    """Yield pages of index keys between two places of a shelf (see items.py).
+
+    DynamoDB updates the index shortly after the table, so a page may miss the latest writes."""
     values = {":shelf": {"S": shelf}, ":first": {"B": first}, ":last": {"B": last}}
     query = {"IndexName": INDEX, "KeyConditionExpression": _PLACE_RANGE, "ExpressionAttributeValues": values}
     return _pages(client, "query", query | {"Limit": size})
 
 
 def scan_records(client: DynamoClient, namespace: str | None, key: bytes | None) -> Iterator[Entry]:
-    """Yield all records, or those of a namespace or key, in no particular order. Reads the whole table."""
+    """Yield all records, or only the records of a namespace or a key, in no particular order. Reads the whole table."""
     conditions, values = ["attribute_exists(#status)"], {}
     names = {"#status": "status"}
     for name, value in (("namespace", namespace), ("key", None if key is None else key.hex())):

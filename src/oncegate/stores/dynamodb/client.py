@@ -1,4 +1,4 @@
-"""Requests to DynamoDB with retries, threads for the keys of a batch, and errors as store errors."""
+"""Send requests to DynamoDB, retry them, and turn errors into store errors. Run the keys of a batch in threads."""
 
 import threading
 import time
@@ -33,8 +33,8 @@ _HINTS: Final = ErrorHints(
 _FIRST_PAUSE: Final = 0.025  # seconds
 _LONGEST_PAUSE: Final = 1.0
 _CONNECT_TIMEOUT: Final = 2.0
-_TRY_SHARE: Final = 0.45  # of the timeout for one try, which leaves time for a retry
-_CALLING_THREADS: Final = 16  # connections for threads of the application; further threads have to reconnect
+_TRY_SHARE: Final = 0.45  # one try may use this share of the timeout, which leaves time for a retry
+_CALLING_THREADS: Final = 16  # connections for threads of the application; if there are more threads, they reconnect
 _CONDITION_FAILED: Final = ("ConditionalCheckFailedException", "TransactionCanceledException")
 _Request = TypeVar("_Request", bound=Address)
 
@@ -53,7 +53,7 @@ class TableInUse(StoreError):
 class ItemChanged(Exception):
     """The condition of a write was not met. `item` is the item as it is now.
 
-    `maybe_applied`: an earlier try of the same request may have been applied."""
+    `maybe_applied` is true if an earlier try of the same request may have been applied."""
 
     def __init__(self, response: dict[str, Any], maybe_applied: bool) -> None:
         super().__init__(response.get("Error"))
@@ -73,7 +73,7 @@ _ERRORS: Final[dict[FailureKind, type[StoreError]]] = {
 
 
 def store_error(error: Exception, place: str, action: str) -> StoreError:
-    """The store error for an error that a retry does not fix, or has not fixed."""
+    """Return the store error for an error that is not retried, or that is still there after the retries."""
     if isinstance(error, ClientError) and code_of(error) == "ResourceInUseException":
         return TableInUse(f"{place} is being created or changed ({message_of(error)}); retry later")
     if isinstance(error, ClientError) and "Item size" in message_of(error):
@@ -93,9 +93,9 @@ def not_dynamodb(place: str) -> StoreRefused:
 
 
 class DynamoClient:
-    """Sends requests and retries transient errors until the timeout.
+    """Sends requests, and retries them after transient errors until the timeout.
 
-    botocore's own retries are off: they would hide whether an earlier try may have been applied."""
+    The retries of botocore are off: they would hide whether an earlier try may have been applied."""
 
     def __init__(self, settings: DynamoSettings) -> None:
         self.table = settings.table
@@ -107,11 +107,13 @@ class DynamoClient:
         forks.watch(self)
 
     def call_table(self, action: str, **parameters: Any) -> dict[str, Any]:
-        """Like `call`, with the name of the table."""
+        """Send a request like `call`, and add the name of the table to the parameters."""
         return self.call(action, TableName=self.table, **parameters)
 
     def call(self, action: str, **parameters: Any) -> dict[str, Any]:
-        """Return the response. Raises ItemChanged if a condition was not met, and StoreError for any other failure."""
+        """Send a request and return the response.
+
+        Raises ItemChanged if a condition was not met, and StoreError for any other failure."""
         method = getattr(self.botocore_client(), action)
         pauses = self.retry_pauses()
         maybe_applied = False
@@ -130,7 +132,7 @@ class DynamoClient:
                 return response
 
     def retry_pauses(self) -> Iterator[float]:
-        """The pauses before each retry, in seconds. The timeout counts from this call."""
+        """Return an iterator over the pauses before the retries, in seconds. The timeout begins with this call."""
         return _retry_pauses(time.monotonic(), self._settings.timeout)
 
     def botocore_client(self) -> Any:
@@ -166,7 +168,8 @@ class DynamoClient:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """The child opens new connections: two processes on one connection would read each other's responses."""
+        """Drop the client in the child, so that the child opens new connections. If two processes used one connection,
+        each would read responses to requests of the other."""
         if in_child:
             self._drop_client()
         self._lock.release()
@@ -178,7 +181,8 @@ class DynamoClient:
 
 
 def _retry_pauses(started: float, timeout: float) -> Iterator[float]:
-    """Stops before a retry that would end after the timeout if it took as long as the last try."""
+    """Yield the pauses before the retries. Stop if the next try would end after the timeout, assuming that it takes as
+    long as the last try."""
     deadline = started + timeout
     backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     while True:
@@ -209,7 +213,8 @@ class KeyWorkers:
         return answers
 
     def fill(self, answers: list[Any], work: Callable[[_Request], Any], batch: Sequence[_Request]) -> None:
-        """Like `map`, but write each result into `answers` as soon as it is known, so that it survives a failure.
+        """Write the result of `work` for each request into `answers`. Each result is written as soon as it is known, so
+        that `answers` has it even if another request fails.
 
         Requests with the same key are processed one after the other."""
         indexes: dict[AddressPair, list[int]] = {}
@@ -227,8 +232,9 @@ class KeyWorkers:
                 process_key(address)
 
     def _run_parallel(self, work: Callable[[AddressPair], None], addresses: Sequence[AddressPair]) -> None:
-        """After a failure, start no further work, wait for the work that runs, and raise the failure."""
-        executor = self._started_executor()
+        """Call `work` for each address in the threads. If a call fails, start no further calls, wait for the running
+        calls, and raise the error of the failed call."""
+        executor = self._get_executor()
         futures = [executor.submit(work, address) for address in addresses]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -238,7 +244,7 @@ class KeyWorkers:
         for future in started:
             future.result()
 
-    def _started_executor(self) -> ThreadPoolExecutor:
+    def _get_executor(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(self._threads, "oncegate-dynamodb")
@@ -254,7 +260,7 @@ class KeyWorkers:
         self._lock.acquire()
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Threads do not survive a fork: the child starts its own."""
+        """Drop the executor in the child. Threads do not survive a fork, so the child starts new threads."""
         if in_child:
             self._executor = None
         self._lock.release()

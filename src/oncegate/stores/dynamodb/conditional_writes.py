@@ -1,9 +1,10 @@
 """Apply operations to records with conditional writes.
 
-Each operation is applied with `oncegate.claims.step` to an expected record: for a claim, no record; for a settlement,
-the record as this process wrote it. The write has the condition that the expectation is right. If it is wrong, DynamoDB
-returns the current item, and the operation is applied to that item instead. So a new event or a duplicate costs one
-request, a takeover two, and settling a claim of this process one.
+`oncegate.claims.step` applies each operation to an expected record. For a claim, the writer expects that there is no
+record. For a settlement, it expects the record that this process wrote. The write has the condition that the table
+holds the expected record. If the condition is not met, DynamoDB returns the current item, and the operation is applied
+to that item instead. The claim of a new event or of a duplicate therefore costs one request, a takeover costs two, and
+the settlement of a claim of this process costs one.
 """
 
 import os
@@ -28,7 +29,8 @@ _MAX_CLAIMS: Final = 20_000
 
 
 class SeenItem(Struct, frozen=True):
-    """A record and the stamp of its last write. `was_read`: read from the table, not only expected."""
+    """A record and the stamp of its last write. `was_read` is true if the record was read from the table, and false if
+    it is only expected."""
 
     record: Record | None = None
     stamp: bytes | None = None
@@ -44,7 +46,8 @@ class ConditionalWriter:
         self.margin = margin
         self._clock = store_clock(clock)
         self._lock = threading.Lock()
-        # Claims in progress as this process wrote them. The condition of a write detects those that changed since.
+        # The claims in progress that this process wrote. Another process may have changed such a claim in the table:
+        # the condition of the next write then fails.
         self._claims: dict[AddressPair, SeenItem] = {}
         forks.watch(self)
 
@@ -70,7 +73,7 @@ class ConditionalWriter:
         )
 
     def expected(self, address: AddressPair) -> SeenItem:
-        """The claim as this process wrote it; otherwise the record as it is in the table."""
+        """Return the claim in progress that this process wrote. If there is none, read the record from the table."""
         return self._claims.get(address) or self.read(address)
 
     def read(self, address: AddressPair) -> SeenItem:
@@ -78,7 +81,7 @@ class ConditionalWriter:
         return seen_in(response.get("Item"))
 
     def remember(self, address: AddressPair, seen: SeenItem) -> None:
-        """Expect this record at the next operation, if it is a claim in progress."""
+        """If the record is a claim in progress, remember it for `expected`. Otherwise forget the remembered claim."""
         if len(self._claims) > _MAX_CLAIMS:
             self._claims.clear()
         if seen.record is not None and seen.record.state == IN_PROGRESS:
@@ -89,7 +92,7 @@ class ConditionalWriter:
     def before_fork(self) -> None:
         self._lock.acquire()
 
-    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # remembered claims are checked by each write
+    def after_fork(self, *, in_child: bool) -> None:  # noqa: ARG002  # the condition of each write checks the claim
         self._lock.release()
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,14 +102,15 @@ class ConditionalWriter:
             return self._clock()
 
     def past(self) -> int:
-        """A time that has passed on every clock that differs by at most the margin."""
+        """Return the time of this clock minus the margin, in microseconds. Every clock that differs by at most the
+        margin has passed this time."""
         return self.now() - self.margin
 
     def with_margin(self, record: Record | None, operation: Operation, now: int) -> Record | None:
-        """The record with its times moved for clocks that differ by up to the margin.
+        """Return the record with later times, because clocks may differ by up to the margin.
 
-        The record expires only when it has expired on every clock. For others than the owner, the lease also ends only
-        when it has ended on every clock."""
+        The record then expires only when it has expired on every clock. If the operation does not come from the owner
+        of the claim, the lease also ends only when it has ended on every clock."""
         if record is None:
             return None
         if record.expires_at is not None and record.expires_at <= now:
@@ -121,7 +125,8 @@ class ConditionalWriter:
     # ── writing ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _write(self, address: AddressPair, seen: SeenItem, after: Record | None, now: int) -> SeenItem | None:
-        """Replace the seen record. Returns None if done, or the current record if it has changed."""
+        """Replace the seen record by `after`, or delete it if `after` is None. Returns None if the write was applied.
+        If the record in the table is not the seen record, returns the record in the table."""
         if after is None:
             found = self._delete(address, seen, now)
             self._claims.pop(address, None)
@@ -131,14 +136,15 @@ class ConditionalWriter:
         try:
             self._client.call_table("put_item", Item=item, **self.if_unchanged(seen, now))
         except ItemChanged as changed:
-            if stamp_of(changed.item) != stamp:  # if equal, an earlier try of this request was applied
-                return self._current(address, changed.item)
+            if stamp_of(changed.item) != stamp:  # if the stamps are equal, an earlier try was applied
+                return self._changed_record(address, changed.item)
         self.remember(address, SeenItem(after, stamp, was_read=False))
         return None
 
-    def _current(self, address: AddressPair, item: Item | None) -> SeenItem:
-        """The current record. Forget the remembered claim, unless the record is that claim: then another delivery of
-        the event came to this process."""
+    def _changed_record(self, address: AddressPair, item: Item | None) -> SeenItem:
+        """Return the current record after a failed condition, and forget the remembered claim if it is not the current
+        record. If it is the current record, another delivery of the event came to this process, and the claim is still
+        valid."""
         found = seen_in(item)
         remembered = self._claims.get(address)
         if remembered is not None and remembered.stamp != found.stamp:
@@ -155,7 +161,8 @@ class ConditionalWriter:
         return None
 
     def if_unchanged(self, seen: SeenItem, now: int) -> dict[str, Any]:
-        """The parameters of a write that is applied only if the record is still the seen one."""
+        """Return the parameters that make a write conditional: the write is applied only if the record in the table is
+        still the seen record."""
         values: dict[str, dict[str, Any]]
         condition, values = ABSENT, {":past": {"N": str(now - self.margin)}}
         if seen.stamp is not None:

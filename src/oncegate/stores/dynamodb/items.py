@@ -1,24 +1,24 @@
-"""Records and documents as items of one table.
+"""Encode records and documents as items of one table, and decode them.
 
     attribute        in            meaning
     ───────────────  ────────────  ──────────────────────────────────────────────────────────────────────────────
     id               both          the partition key: a hash of kind, namespace and key, which spreads the load
     namespace, key   both          the address; the key in hexadecimal, as other tools show it
-    stamp            both          random, new with every write; conditional writes compare it
-    expires          both          when the item expires, in microseconds; conditions compare it
-    expiresAt        both          the same in seconds, rounded up, for the TTL of DynamoDB
+    stamp            both          a random value, new with every write; conditional writes compare the stamp
+    expires          both          the time at which the item expires, in microseconds; conditional writes compare it
+    expiresAt        both          the expiry plus the clock margin in seconds, rounded up, for the TTL of DynamoDB
     status           records       in progress, released, completed or dead letter
     owner, fence     records       the proof of a claim
-    leaseUntil       records       in microseconds
+    leaseUntil       records       the end of the lease, in microseconds
     attempts, payloadHash, firstSeen, processedAt, result, error, payload
-    lost, unavailableSince, handedTo: only if they have a value
-    source, type, conversationId (the entity), timestamp (when it happened), deliveryId: description for people
-    shelf, place     some records  the keys of the sparse index: `dead` in the order of addresses, `waiting` in the
-                                   order of leaseUntil
+    lost, unavailableSince, handedTo: present only if they have a value
+    source, type, conversationId (the entity), timestamp (when the event happened), deliveryId: description for people
+    shelf, place     some records  the keys of the sparse index: the shelf `dead` is in the order of addresses, the
+                                   shelf `waiting` in the order of leaseUntil
     version, body    documents
 
-Bytes are stored as text if they are short and valid UTF-8, otherwise compressed: DynamoDB charges by size and limits an
-item to 400 kB.
+Bytes are stored as text if they are short and valid UTF-8. Other bytes are compressed, because DynamoDB charges by size
+and limits an item to 400 kB.
 """
 
 import hashlib
@@ -74,7 +74,8 @@ def address_of(item: Item) -> AddressPair:
 
 
 def place_of(namespace: str, rest: bytes = b"") -> bytes:
-    """The sort key of a pair of namespace and bytes. Places sort like their pairs, and no two pairs share a place."""
+    """Return the sort key (place) of a namespace and bytes. Places sort like the pairs of namespace and bytes, and no
+    two pairs have the same place. Raises StoreRefused if the place is too long for DynamoDB."""
     place = namespace.encode().replace(b"\0", b"\0\1") + b"\0\0" + rest
     if len(place) > _MAX_PLACE:
         raise StoreRefused(
@@ -85,7 +86,7 @@ def place_of(namespace: str, rest: bytes = b"") -> bytes:
 
 
 def namespace_end(namespace: str) -> bytes:
-    """The first place after all places of a namespace."""
+    """Return a place that sorts after all places of a namespace and before those of the next namespace."""
     return place_of(namespace)[:-1] + b"\1"
 
 
@@ -160,7 +161,8 @@ def record_of(item: Item) -> Record:
 
 
 def _index_keys(address: AddressPair, record: Record) -> dict[str, dict[str, Any]]:
-    """The keys of the sparse index. Only dead letters and waiting records are in it."""
+    """Return the index keys of a record. Only dead letters and waiting records are in the sparse index, so other
+    records have no index keys."""
     if record.state == DEAD:
         return {"shelf": {"S": DEAD_SHELF}, "place": {"B": place_of(*address)}}
     if record.payload is not None and record.state in (IN_PROGRESS, RELEASED):
@@ -185,7 +187,8 @@ def document_item(change: Change, stamp: bytes, now: int, margin: int) -> dict[s
 
 
 def document_of(item: Item | None, past: int) -> Document:
-    """The document in an item; an empty one if there is no item or it expired by `past`."""
+    """Return the document in an item. The document is empty if `item` is None or if the item expired at or before the
+    time `past`."""
     if item is None or int(item["expires"]["N"]) <= past:
         return Document()
     return Document(int(item["version"]["N"]), _decode_blob(item, "body"))
@@ -199,7 +202,8 @@ def _number(value: int) -> dict[str, Any]:
 
 
 def _expiry(expires_at: int, margin: int) -> dict[str, dict[str, Any]]:
-    """The TTL must not delete an item before it has expired on the slowest clock."""
+    """Return the two expiry attributes. `expiresAt` includes the margin: the TTL of DynamoDB must not delete an item
+    before the item has expired on the slowest clock."""
     return {"expires": _number(expires_at), "expiresAt": _number(-(-(expires_at + margin) // _SECOND))}
 
 
@@ -228,7 +232,8 @@ def _time(item: Item, name: str) -> int | None:
 
 
 def _format_time(time: int) -> str:
-    """An ISO time with microseconds; the number itself if the year is out of the range of `datetime`."""
+    """Format a time in microseconds as an ISO time. If `datetime` cannot represent the year, return the number as
+    text."""
     try:
         return (_EPOCH + time * _MICROSECOND).isoformat(timespec="microseconds")
     except OverflowError:

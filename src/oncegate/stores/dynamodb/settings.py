@@ -1,4 +1,4 @@
-"""The URL of a DynamoDB store. It has no credentials: they come from the standard AWS sources."""
+"""Parse the URL of a DynamoDB store. The URL has no credentials: these come from the standard AWS sources."""
 
 import re
 from typing import Final
@@ -28,14 +28,15 @@ class DynamoSettings(Struct, frozen=True):
     parallel: int = 16
 
     def margin(self, *, tested: bool) -> int:
-        """By how many microseconds two clocks may differ. With one clock for tests the default is 0."""
+        """Return how many microseconds two clocks may differ. The default is 0 if a test supplies the only clock
+        (`tested`)."""
         if self.skew is not None:
             return self.skew
         return 0 if tested else _DEFAULT_SKEW
 
     @property
     def place(self) -> str:
-        """The table for messages."""
+        """The name and location of the table as text for messages."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
         return f"the DynamoDB table {self.table} ({where})" if where else f"the DynamoDB table {self.table}"
 

@@ -1,9 +1,9 @@
-"""The DynamoDB store: no server to run, any number of machines, durable in several availability
-zones once it has answered.
+"""The DynamoDB store keeps claims in one DynamoDB table. The user runs no server, and any number of machines can use
+the table. A write is durable in several availability zones when the store has answered.
 
-Each key is written by itself (see conditional_writes.py), and different keys of a batch in parallel threads. A batch is
-therefore not one write. If it fails midway, earlier settlements of the batch stay settled, and claims that were granted
-are released, without counting an attempt.
+Each key of a batch is a separate write (see conditional_writes.py). Parallel threads write different keys. A batch can
+therefore fail after some of its writes. The settlements that were written stay settled. Claims that were granted are
+released, without counting an attempt.
 """
 
 import heapq
@@ -50,7 +50,7 @@ class DynamoStore(StepStore):
         self._writer = ConditionalWriter(self._client, clock, settings.margin(tested=clock is not None))
         self._workers = KeyWorkers(settings.parallel)
         try:
-            # The TTL of DynamoDB uses the real time. A test with another clock must not lose its records to it.
+            # The TTL of DynamoDB uses the real time. It would delete the records of a test that uses another clock.
             prepare(self._client, create=create, time_to_live=clock is None)
         except BaseException:
             self.close()
@@ -71,8 +71,9 @@ class DynamoStore(StepStore):
         return answers
 
     def _release_granted(self, requests: Sequence[Claim], answers: Sequence[Verdict | None]) -> None:
-        """Release the claims that no handler will run. Otherwise throttling would use up the attempts of events that
-        never ran. If a release fails, the claim becomes free when its lease ends."""
+        """Release the granted claims of a failed batch, because no handler will run for them. Without the release,
+        throttling would use up the attempts of events whose handler never ran. If a release fails, the claim becomes
+        free when its lease ends."""
         granted = [
             Release(request.namespace, request.key, request.owner, answer.record.fence, unstarted=True)
             for request, answer in zip(requests, answers, strict=True)
@@ -92,8 +93,8 @@ class DynamoStore(StepStore):
         return None
 
     def transact(self, held: ClaimProof, effect: Callable[[Writes], Complete], connection: Any = None) -> bool:
-        """See `oncegate.stores.base.Transactional`. Nothing is locked while the effect runs: if the lease ends and
-        another owner takes over the claim, nothing is written."""
+        """See `oncegate.stores.base.Transactional`. There is no lock while the effect runs. If the lease ends and
+        another owner takes over the claim, the transaction writes nothing."""
         if connection is not None:
             raise SettingError("the DynamoDB store takes no connection=; the handler gets a Writes object instead")
         address = (held.namespace, held.key)
@@ -137,8 +138,8 @@ class DynamoStore(StepStore):
         return True
 
     def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the client bounds the answer
-        """See `oncegate.stores.base.CanProbe`. The condition is never met, so nothing is written. DynamoDB checks the
-        permission and the capacity for the write before the condition."""
+        """See `oncegate.stores.base.CanProbe`. The probe is a write with a condition that is never met, so it writes
+        nothing. DynamoDB checks the permission and the capacity for the write before the condition."""
         with suppress(ItemChanged):
             self._client.call_table("put_item", Item={"id": {"S": _PROBE_ID}}, ConditionExpression=_NEVER_MET)
 
@@ -148,7 +149,7 @@ class DynamoStore(StepStore):
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
         found = browse.dead_letters(self._client, namespace, after, limit)
-        return list(islice(self._shown(found, after), limit))
+        return list(islice(self._select_listed(found, after), limit))
 
     def browse(
         self,
@@ -158,18 +159,18 @@ class DynamoStore(StepStore):
         after: Address | None = None,
         limit: int = 100,
     ) -> list[Entry]:
-        """One read with a namespace and a key; otherwise each page reads the whole table."""
+        """With a namespace and a key, this is one read. Otherwise each call reads the whole table."""
         if namespace is not None and key is not None:
             record = self._writer.read((namespace, key)).record
             found: Iterable[Entry] = [] if record is None else [Entry(namespace, key, record)]
         else:
             found = browse.scan_records(self._client, namespace, key)
-        return heapq.nsmallest(limit, self._shown(found, after), key=_order)
+        return heapq.nsmallest(limit, self._select_listed(found, after), key=_order)
 
     def scan(self, namespace: str | None = None) -> Iterator[Entry]:
-        return iter(self._shown(browse.scan_records(self._client, namespace, None), None))
+        return iter(self._select_listed(browse.scan_records(self._client, namespace, None), None))
 
-    def _shown(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
+    def _select_listed(self, entries: Iterable[Entry], after: Address | None) -> Iterable[Entry]:
         past = self._writer.past()
         return (entry for entry in entries if is_listed(_order(entry), entry.record, after, past))
 

@@ -1,4 +1,4 @@
-"""Create the table, and refuse a table with another structure."""
+"""Create the table, and check the structure of an existing table."""
 
 import time
 from contextlib import suppress
@@ -17,7 +17,7 @@ _POLL_INTERVAL: Final = 0.5
 
 
 def definition() -> dict[str, Any]:
-    """The properties of the table that CreateTable and CloudFormation have in common."""
+    """Return the properties of the table that are the same for CreateTable and for CloudFormation."""
     index = {
         "IndexName": INDEX,
         "KeySchema": _schema(_INDEX_KEYS),
@@ -32,9 +32,9 @@ def definition() -> dict[str, Any]:
 
 
 def prepare(client: DynamoClient, *, create: bool, time_to_live: bool) -> None:
-    """Create the table if it does not exist and `create` is true, and check its structure.
+    """Check the structure of the table. If the table does not exist and `create` is true, create it first.
 
-    `time_to_live`: let DynamoDB delete expired items of a new table."""
+    With `time_to_live`, DynamoDB deletes the expired items of a table that is created here."""
     try:
         table = _describe(client)
     except TableMissing:
@@ -48,7 +48,7 @@ def prepare(client: DynamoClient, *, create: bool, time_to_live: bool) -> None:
 
 
 def _create(client: DynamoClient) -> None:
-    with suppress(TableInUse):  # another process is creating it
+    with suppress(TableInUse):  # another process is creating the table
         client.call_table("create_table", **definition())
 
 
@@ -56,7 +56,7 @@ def _enable_time_to_live(client: DynamoClient) -> None:
     try:
         client.call_table("update_time_to_live", TimeToLiveSpecification=TIME_TO_LIVE)
     except StoreError as error:
-        if "already enabled" not in str(error):  # by another process that created the table, too
+        if "already enabled" not in str(error):  # another process may have enabled it
             raise
 
 
@@ -68,7 +68,9 @@ def _describe(client: DynamoClient) -> dict[str, Any]:
 
 
 def _wait_until_active(client: DynamoClient) -> dict[str, Any]:
-    """Wait until the table is created and return its description. Right after CreateTable it may not exist yet."""
+    """Wait until the table is created, and return its description.
+
+    Right after CreateTable, DynamoDB may report that the table does not exist."""
     deadline = time.monotonic() + _WAIT_LIMIT
     while True:
         with suppress(TableMissing):
@@ -81,14 +83,14 @@ def _wait_until_active(client: DynamoClient) -> dict[str, Any]:
 
 
 def check(place: str, table: dict[str, Any]) -> None:
-    """Raise StoreRefused unless the description is that of an Oncegate table."""
+    """Raise StoreRefused if the table with this description does not have the structure of an Oncegate table."""
     keys = _keys_of(table)
     if keys != _KEYS:
         raise StoreRefused(
             f"{place} is not an Oncegate table: its key is {', '.join(keys)}, not id; name another table"
         )
-    types = {one["AttributeName"]: one["AttributeType"] for one in table["AttributeDefinitions"]}
-    indexes = {one["IndexName"]: _keys_of(one) for one in table.get("GlobalSecondaryIndexes", [])}
+    types = {attribute["AttributeName"]: attribute["AttributeType"] for attribute in table["AttributeDefinitions"]}
+    indexes = {index["IndexName"]: _keys_of(index) for index in table.get("GlobalSecondaryIndexes", [])}
     if indexes.get(INDEX) != _INDEX_KEYS or not _TYPES.items() <= types.items():
         raise StoreRefused(
             f"{place} lacks the index {INDEX} of shelf (S) and place (B), or its id is not a string (S);"

@@ -21,7 +21,8 @@ _TRANSIENT: Final = frozenset({"None", "TransactionConflict", "ThrottlingError",
 
 
 class WriteRefused(Exception):
-    """DynamoDB refused a write of the handler, so none of its writes was made. `reasons` are those of DynamoDB."""
+    """DynamoDB refused a write of the handler, so no write of the handler was applied. `reasons` are the cancellation
+    reasons from DynamoDB."""
 
     def __init__(self, message: str, reasons: list[dict[str, Any]]) -> None:
         super().__init__(message)
@@ -31,7 +32,7 @@ class WriteRefused(Exception):
 class Writes:
     """The writes of a handler, collected until the handler returns.
 
-    Each method takes the parameters of its part of `TransactWriteItems`, like the client of botocore:
+    Each method takes the parameters that botocore's `transact_write_items` takes for this kind of write:
     `writes.put(TableName="Cases", Item={"id": {"S": "case-1"}})`."""
 
     def __init__(self, table: str) -> None:
@@ -49,7 +50,7 @@ class Writes:
         self._add("Delete", parameters)
 
     def check(self, **parameters: Any) -> None:
-        """Write nothing, but commit only if the condition is met."""
+        """Add a condition check. It writes nothing, but the transaction commits only if the condition is met."""
         self._add("ConditionCheck", parameters)
 
     def _add(self, kind: str, parameters: dict[str, Any]) -> None:
@@ -73,17 +74,18 @@ class Transaction:
         self._writer = writer
         self._address = address
         self._seen = writer.expected(address)
-        self._stamp = os.urandom(STAMP_SIZE)  # the same for all tries, so that a retry recognizes an earlier try
+        self._stamp = os.urandom(STAMP_SIZE)  # all tries use this stamp, so that a retry recognizes an earlier try
 
     def is_held(self, renew: Renew) -> bool:
-        """Whether the owner still holds the claim, so that the effect may start."""
+        """Return whether the owner still holds the claim, so that the effect may start. Reads the record from the table
+        if the remembered record does not prove the claim."""
         if self._record_after(renew) is None and not self._seen.was_read:
             self._seen = self._writer.read(self._address)
         return self._record_after(renew) is not None
 
     def commit(self, complete: Complete, writes: list[dict[str, Any]]) -> bool:
-        """Write all or nothing. Returns False if the owner no longer holds the claim, also if the claim is completed
-        already: its writes were committed then."""
+        """Commit the completion and all writes, or nothing. Returns False if the owner no longer holds the claim, and
+        also if the claim is already completed: the writes were then committed with that completion."""
         pauses = self._client.retry_pauses()
         while (after := self._record_after(complete)) is not None:
             if self._try_commit(after, writes):
@@ -98,18 +100,20 @@ class Transaction:
         return False
 
     def _record_after(self, operation: Renew | Complete) -> Record | None:
-        """The record after an operation of the owner; None if the owner does not hold the claim."""
+        """Return the record as it would be after an operation of the owner; None if the owner does not hold the
+        claim."""
         now = self._writer.now()
         before = self._writer.with_margin(self._seen.record, operation, now)
         after, answer = step(before, operation, now)
         return after if answer is True and after is not before else None
 
     def _try_commit(self, after: Record, writes: list[dict[str, Any]]) -> bool:
-        """Send the transaction once. Returns False if it was cancelled and a retry may succeed."""
+        """Send the transaction once. Returns False if DynamoDB cancelled the transaction and a retry may succeed."""
         item = item_of(self._address, after, self._stamp, self._writer.margin)
         condition = self._writer.if_unchanged(self._seen, 0)
         completion = {"Put": {"TableName": self._client.table, "Item": item, **condition}}
-        # DynamoDB recognizes a repeated token for ten minutes, and returns the result of the first request.
+        # The client may send this request again. DynamoDB recognizes a repeated token for ten minutes, and returns the
+        # result of the first request.
         request = {"TransactItems": [completion, *writes], "ClientRequestToken": os.urandom(_TOKEN_SIZE).hex()}
         try:
             self._client.call("transact_write_items", **request)
@@ -122,7 +126,8 @@ class Transaction:
         return True
 
     def _check_reasons(self, reasons: list[dict[str, Any]], writes: list[dict[str, Any]]) -> bool:
-        """Returns True if an earlier try was applied, and False if a retry may succeed. Raises for any other reason."""
+        """Evaluate why DynamoDB cancelled the transaction. Returns True if an earlier try was applied, and False if a
+        retry may succeed. Raises StoreRefused or EffectFailed otherwise."""
         completion, *others = reasons
         if completion["Code"] == _CONDITION_FAILED:
             self._seen = seen_in(completion.get("Item"))
@@ -138,7 +143,8 @@ class Transaction:
 
 
 def _is_about_writes(error: BaseException | None) -> bool:
-    """Whether DynamoDB or botocore refused the request for its content."""
+    """Return whether DynamoDB or botocore refused the request because of its content, and so because of a write of the
+    handler."""
     if isinstance(error, ClientError):
         return code_of(error) in ("ValidationException", "ResourceNotFoundException")
     return isinstance(error, ParamValidationError)

@@ -1,4 +1,4 @@
-"""The Postgres store and its URL."""
+"""Open a Postgres store from its URL."""
 
 try:
     import psycopg  # noqa: F401  # imported here so that the error can name the extra to install

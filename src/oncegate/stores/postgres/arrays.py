@@ -1,4 +1,4 @@
-"""The statements of store.sql, batches as Postgres arrays, and rows as records."""
+"""Read the statements of store.sql, encode batches as Postgres arrays, and decode rows as records."""
 
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -31,10 +31,10 @@ _TEXT: Final = read_sql("oncegate.stores.postgres")
 
 
 def statements(schema: str) -> dict[str, bytes]:
-    """The statements by name, with the name of the schema filled in.
+    """Return the statements by name, with the name of the schema filled in.
 
-    They are bytes, because psycopg's types accept only literals or bytes as SQL. The name was validated as a plain
-    identifier; it is quoted because it may be an SQL keyword."""
+    The statements are bytes, because psycopg's types accept only literals or bytes as SQL. The settings have validated
+    the name of the schema as a plain identifier. The name is quoted because it may be an SQL keyword."""
     text = _TEXT.replace(f"{SCHEMA}.", f'"{schema}".').replace(f"SCHEMA {SCHEMA}", f'SCHEMA "{schema}"')
     text = text.replace(f"'{SCHEMA}'", f"'\"{schema}\"'")
     return {name: statement.encode() for name, statement in sections(text).items()}
@@ -46,7 +46,7 @@ def statements(schema: str) -> dict[str, bytes]:
 class Array:
     """A one-dimensional array in the binary format of Postgres.
 
-    psycopg's adapters are not used: for a batch they take as long as the server takes to write it."""
+    psycopg's adapters are not used: to encode a batch, they take as long as the server takes to write the batch."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -78,7 +78,7 @@ _T = TypeVar("_T")
 
 
 def _array(oid: int, items: Sequence[_T], write: Callable[[_T], bytes]) -> bytes:
-    """Encode the items. Most columns of a batch hold one value: it is encoded once and repeated."""
+    """Encode the items. In most columns of a batch all items are equal: the first item is encoded once and repeated."""
     count = len(items)
     all_equal = items.count(items[0]) == count
     body = write(items[0]) * count if all_equal else b"".join([write(item) for item in items])
@@ -102,7 +102,8 @@ def flags(items: Sequence[bool]) -> Flags:
 
 
 def _text(item: str | None) -> bytes:
-    """Replace NUL and lone surrogates: a Postgres text cannot hold them, but the event must be stored."""
+    """Encode a text. NUL and lone surrogates are replaced: a Postgres text cannot hold these characters, but the event
+    must be stored."""
     if item is None:
         return _NULL
     data = item.encode("utf-8", "backslashreplace")
@@ -139,10 +140,11 @@ def register(adapters: AdaptersMap) -> None:
 
 
 def split_rounds(batch: Sequence[Item]) -> list[list[int]]:
-    """Split a batch into rounds: lists of indexes without a repeated address, each sorted by address.
+    """Split a batch into rounds. A round is a list of indexes of the batch, sorted by address, in which every address
+    occurs once.
 
-    There is more than one round only if an address is repeated. Each round is a separate statement: one transaction
-    over all of them would wait for locks while it holds those of the first round."""
+    There is more than one round only if the batch repeats an address. Each round is a separate statement: one
+    transaction over all rounds would wait for the locks of a later round while it holds the locks of the first."""
     batch_addresses = [(item.namespace, item.key) for item in batch]
     if len(set(batch_addresses)) == len(batch_addresses):
         return [sorted(range(len(batch)), key=batch_addresses.__getitem__)] if batch else []
@@ -204,7 +206,8 @@ def settlement_arrays(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
     return (
         texts(endings),
         *address_arrays(batch),
-        blobs([settlement.owner or None for settlement in batch]),  # an empty owner proves nothing; null equals nothing
+        # An empty owner proves no claim. It is sent as null, because a comparison with null is never true in SQL.
+        blobs([settlement.owner or None for settlement in batch]),
         numbers([settlement.fence for settlement in batch]),
         numbers(spans),
         blobs(bodies),
@@ -215,7 +218,7 @@ def settlement_arrays(batch: Sequence[Settlement | Renew]) -> tuple[Array, ...]:
     )
 
 
-# ending, span, body, error, unstarted, unavailable, handed: see settle_2 in store.sql.
+# The members are ending, span, body, error, unstarted, unavailable and handed: see settle_2 in store.sql.
 _SettlementRow = tuple[str, int, bytes | None, str | None, bool, bool, str | None]
 
 

@@ -1,7 +1,8 @@
 """A bounded pool of connections that survives forks and server restarts.
 
-psycopg's pool is not used. Its threads do not survive a fork. While the server is down, it makes every caller wait for
-the full timeout although the connection is refused at once, and it writes the reason to a log only.
+psycopg's pool is not used. The threads of that pool do not survive a fork. While the server is down, that pool makes
+every caller wait for the full timeout although the server refuses the connection at once, and it writes the reason only
+to a log.
 """
 
 import select
@@ -22,16 +23,16 @@ from oncegate.stores.postgres.errors import READ_ONLY, DeadlineExceeded, connect
 from oncegate.stores.postgres.settings import PostgresSettings
 
 _CANCEL_TIMEOUT: Final = 1.0  # seconds
-# Connections of the parent process. A forked child keeps them referenced and never closes them: closing one would end
-# the parent's session.
+# Connections of the parent process. A forked child keeps references to these connections and never closes them: if the
+# child closed a connection, the session of the parent on the server would end.
 _inherited: Final[list[Any]] = []
 
 
 class Connection(psycopg.Connection[Any]):
     """A connection whose statements take at most `limit` seconds.
 
-    The limit is enforced by the client. `statement_timeout` would not survive a pooler between client and server, and
-    would not help when the server does not answer."""
+    The client enforces the limit. The server setting `statement_timeout` is not used: a pooler between client and
+    server can lose the setting, and the setting has no effect if the server does not answer."""
 
     limit: float | None = None
 
@@ -45,7 +46,8 @@ class Connection(psycopg.Connection[Any]):
             raise
 
     def _cancel_and_close(self) -> None:
-        """Ask the server to cancel the statement, if libpq can do that with a timeout, and close the connection."""
+        """Ask the server to cancel the statement, then close the connection. The cancel request is sent only if libpq
+        supports a timeout for it."""
         self.limit = None
         with suppress(psycopg.Error):
             if capabilities.has_cancel_safe():
@@ -54,7 +56,9 @@ class Connection(psycopg.Connection[Any]):
 
 
 def _with_deadline(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run the steps of a statement until the deadline. psycopg resumes the generator at least every 100 ms."""
+    """Run the steps of the generator `gen`, and raise DeadlineExceeded after the deadline.
+
+    psycopg resumes the returned generator at least every 100 ms, so the deadline is checked that often."""
     try:
         state = next(gen)
         while True:
@@ -67,7 +71,7 @@ def _with_deadline(deadline: float, gen: Generator[Any, Any, Any]) -> Generator[
 
 
 class Connections:
-    """Opens connections on demand, up to the limit of the settings, and reuses idle ones."""
+    """Opens connections on demand, up to the limit of the settings, and reuses idle connections."""
 
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
@@ -78,8 +82,8 @@ class Connections:
         forks.watch(self)
 
     @contextmanager
-    def borrowed(self) -> Iterator[Connection]:
-        """A connection for the exclusive use of the caller. psycopg errors are raised as store errors."""
+    def borrow(self) -> Iterator[Connection]:
+        """Yield a connection for the exclusive use of the caller. psycopg errors are raised as store errors."""
         slots, place = self._slots, self._settings.place
         if not slots.acquire(timeout=self._settings.timeout):
             raise StoreUnavailable(
@@ -94,7 +98,7 @@ class Connections:
                 self._give_back(connection)
         except psycopg.Error as error:
             if error.sqlstate in (None, READ_ONLY):
-                self._close_idle()  # the other connections go to the same server, which is down or became a replica
+                self._close_idle()  # the idle connections go to the same server, which is down or became a replica
             raise store_error(error, place) from error
         finally:
             slots.release()
@@ -121,7 +125,7 @@ class Connections:
         return connection
 
     def _give_back(self, connection: Connection) -> None:
-        """Keep the connection for reuse, or close it if a statement or a transaction is still open on it."""
+        """Keep the connection for reuse. Close it instead if it has an open statement or transaction."""
         reusable = connection.info.transaction_status == TransactionStatus.IDLE
         if reusable and not connection.autocommit:
             connection.autocommit = True
@@ -153,7 +157,8 @@ class Connections:
 
 
 def _is_dead(connection: Connection) -> bool:
-    """Whether the server has closed an idle connection. Data on an idle connection is always such a notice."""
+    """Return whether the server has closed an idle connection. If an idle connection has data to read, the data is
+    always the notice of the server that it closes the connection."""
     if connection.closed:
         return True
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Turn psycopg errors into store errors: one sentence, and what to do."""
+"""Turn psycopg errors into store errors. The message of a store error says what failed and what to do."""
 
 import re
 from typing import Final
@@ -12,7 +12,7 @@ class DeadlineExceeded(psycopg.OperationalError):
     """The server did not answer in time."""
 
 
-# SQLSTATE codes: the first two letters are the class, all five the error. See appendix A of the Postgres manual.
+# SQLSTATE codes have five characters; the first two are the class of the error. See appendix A of the Postgres manual.
 READ_ONLY: Final = "25006"
 _DISK_FULL: Final = "53100"
 _PERMISSION_DENIED: Final = "42501"
@@ -32,7 +32,7 @@ _NO_SLOTS: Final = re.compile(r"too many clients|too many connections|remaining 
 
 
 def store_error(error: psycopg.Error, place: str) -> StoreError:
-    """The store error for an error of a statement."""
+    """Return the store error for a psycopg error that a statement raised."""
     code = error.sqlstate
     if isinstance(error, DeadlineExceeded):
         return StoreUnavailable(f"{place} did not answer in time; {_MAY_BE_APPLIED}")
@@ -57,7 +57,7 @@ def store_error(error: psycopg.Error, place: str) -> StoreError:
 
 
 def connection_error(error: psycopg.Error, place: str) -> StoreError:
-    """The store error for a failure to connect."""
+    """Return the store error for a psycopg error that a connection attempt raised."""
     line = first_line(error)
     if _REFUSED.search(line):
         return StoreRefused(
@@ -73,6 +73,6 @@ def connection_error(error: psycopg.Error, place: str) -> StoreError:
 
 
 def first_line(error: psycopg.Error) -> str:
-    """The first line of the error message, without the prefix that libpq puts in front of it."""
+    """Return the first line of the error message, without the prefix that libpq adds."""
     lines = (error.diag.message_primary or str(error)).strip().splitlines()
     return lines[0].rpartition("failed: ")[2].strip() if lines else type(error).__name__

@@ -7,7 +7,7 @@ from oncegate.stores.postgres.arrays import statements
 from oncegate.stores.postgres.connections import Connection
 from oncegate.stores.postgres.settings import PostgresSettings
 
-_MIN_VERSION: Final = 14  # the first version that scans a range of pages, which the sweep needs
+_MIN_VERSION: Final = 14  # the first version that can scan a range of pages; the sweep does this
 _INSPECTED: Final = ("version", "encoding", "read_only", "is_store", "has_tables", "exists", "isolation")
 
 
@@ -16,15 +16,17 @@ def migrations(sql: dict[str, bytes]) -> list[bytes]:
 
 
 def prepare(db: Connection, settings: PostgresSettings, *, create: bool) -> None:
-    """Create the schema, or migrate it to this version. Raises StoreRefused if the server or the schema is unsuitable,
-    and NoStore if there is no schema and `create` is false."""
+    """Create the schema, or migrate an older schema to this version.
+
+    Raises StoreRefused if the server or the schema is unsuitable. Raises NoStore if the schema does not exist and
+    `create` is false."""
     sql = statements(settings.schema)
     known = migrations(sql)
     if _version(db, sql, settings, create=create) == len(known):
         return
     with db.transaction():
         db.execute(sql["lock"], (settings.schema,))
-        version = _version(db, sql, settings, create=create)  # another process may have migrated it
+        version = _version(db, sql, settings, create=create)  # another process may have migrated the schema
         if version == 0 and not _inspect(db, sql)["exists"]:
             db.execute(sql["create"])
         for migration in known[version:]:
@@ -33,7 +35,7 @@ def prepare(db: Connection, settings: PostgresSettings, *, create: bool) -> None
 
 
 def _version(db: Connection, sql: dict[str, bytes], settings: PostgresSettings, *, create: bool) -> int:
-    """The version of the schema; 0 if it does not exist."""
+    """Return the version of the schema, 0 if the schema does not exist. Raises as `prepare` does."""
     found = _inspect(db, sql)
     _check_server(found, settings)
     if not found["is_store"]:

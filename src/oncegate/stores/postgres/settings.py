@@ -1,4 +1,7 @@
-"""The URL of a Postgres store: libpq parameters, and options of Oncegate, whose names begin with `oncegate_`."""
+"""Parse the URL of a Postgres store.
+
+The URL contains libpq parameters, and options of Oncegate, whose names begin with `oncegate_`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +24,8 @@ _PORTS: Final = re.compile(r"[0-9,]*", re.ASCII)
 _URL_HINT: Final = (
     "write postgresql://host/database, and in a name or password %40 for @, %2F for /, %3A for :, %3F for ?"
 )
-# libpq parameters that the URL may override. The keepalives detect a connection that was cut silently within a minute.
+# libpq parameters that the URL may override. If the network drops a connection without notice, the keepalives detect
+# this within a minute.
 _DEFAULTS: Final = {
     "connect_timeout": 5,
     "fallback_application_name": "oncegate",
@@ -39,7 +43,7 @@ class PostgresSettings(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The server and database for messages, without user and password."""
+        """The server and database as text for messages, without user and password."""
         host = self.parameters.get("host") or self.parameters.get("hostaddr") or "this machine's socket"
         port, name = self.parameters.get("port"), self.parameters.get("dbname")
         return f"Postgres at {host}{f':{port}' if port else ''}{f'/{name}' if name else ''}"
@@ -68,7 +72,7 @@ def read_url(url: str) -> PostgresSettings:
 
 
 def _split_options(url: str) -> tuple[dict[str, str], str]:
-    """Return the options of Oncegate, and the URL without them but otherwise unchanged."""
+    """Return the options of Oncegate, and the URL without these options. The rest of the URL is unchanged."""
     base, _, query = url.partition("?")
     pairs = query.split("&") if query else []
     options = "&".join(pair for pair in pairs if pair.startswith(_PREFIX))
@@ -77,7 +81,8 @@ def _split_options(url: str) -> tuple[dict[str, str], str]:
 
 
 def _without_secrets(message: str) -> str:
-    """Remove what a libpq error quotes from the URL: it may be part of a password. The name of a parameter stays."""
+    """Return the message of a libpq error without the parts of the URL that it quotes, except for the name of a
+    parameter. A quoted part may be part of a password."""
     parameter = re.match(r'invalid URI query parameter: "[a-z_]+"', message)
     return parameter[0] if parameter else message.partition('"')[0].rstrip(" :\n")
 

@@ -1,8 +1,9 @@
-"""The Postgres store: one server, any number of processes and machines, durable once it has answered.
+"""The Postgres store keeps claims in one database server. Any number of processes and machines can use it. A write is
+durable when the store has answered.
 
-Each batch is one statement: a call of a function in store.sql, which applies the claim rules to the whole batch on the
-server. The rules are therefore written twice, here in SQL and in `oncegate.claims`. Applying them in Python would hold
-row locks during a round trip.
+Each batch is one statement. The statement calls a function of store.sql, which applies the claim rules to the whole
+batch on the server. The rules therefore exist twice, in store.sql and in `oncegate.claims`. If Python applied the
+rules, the row locks would be held during a round trip.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -77,13 +78,13 @@ class PostgresStore:
         self._sql = statements(settings.schema)
         self._clock = clock
         self._connections = Connections(settings)
-        # Handlers get separate connections: their session settings cannot affect the store, and a slow handler does not
-        # block the claims of others.
+        # Handlers get separate connections. The session settings of a handler then cannot affect the store, and a slow
+        # handler does not use up the connections for claims.
         self._handler_connections = Connections(settings)
         self._sweep_position = {"claims": _FIRST_ROW, "documents": _FIRST_ROW}
         self._rows_to_sweep = {"claims": 0, "documents": 0}
         try:
-            with self._connections.borrowed() as db:
+            with self._connections.borrow() as db:
                 prepare(db, settings, create=create)
         except BaseException:
             self.close()
@@ -95,7 +96,8 @@ class PostgresStore:
         return self._claim_or_admit("claim", requests, lambda batch, _behind: claim_arrays(batch), [0] * len(requests))
 
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
-        """Admit, never grant: whether the entity has other events can only be seen under a lock on the entity."""
+        """Admit the events, and grant none of them. A grant would need a lock on the entity: without the lock, the
+        store cannot know whether other events of the entity wait."""
         ungranted = [replace(request, lease=0) for request in requests]
         return self._claim_or_admit("admit", ungranted, admission_arrays, batch_positions(ungranted))
 
@@ -107,7 +109,7 @@ class PostgresStore:
         behind: Sequence[int],
     ) -> list[Any]:
         answers: dict[int, Any] = {}
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             for indexes in split_rounds(requests):
                 self._answer_round(db, statement, requests, arrays_of, indexes, answers, behind)
         self._sweep("claims", sum(_is_new(answer) for answer in answers.values()))
@@ -123,13 +125,13 @@ class PostgresStore:
         answers: dict[int, Any],
         behind: Sequence[int],
     ) -> None:
-        """Add the answers of one round. A record that is deleted while the statement runs has no answer: its request is
-        sent again."""
+        """Add the answers of one round to `answers`. If a record is deleted while the statement runs, its request gets
+        no answer and is sent again."""
         for _ in range(_MAX_TRIES):
             batch = [requests[index] for index in indexes]
             arrays = arrays_of(batch, [behind[index] for index in indexes])
             rows = self._execute(db, statement, (self._now(), *arrays))
-            if rows[0:1] and rows[0][0] is None:  # all keys were absent: their records follow from the requests
+            if rows[0:1] and rows[0][0] is None:  # all keys were absent, so the requests determine the records
                 now = rows[0][2]
                 answers.update(
                     (index, step_at_position(None, requests[index], now, behind[index])[1]) for index in indexes
@@ -145,7 +147,7 @@ class PostgresStore:
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         taken: list[Entry] = []
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             for namespace in sorted({want.namespace for want in wants}):
                 group = [want for want in wants if want.namespace == namespace]
                 arrays = blobs([want.owner for want in group]), numbers([want.lease for want in group])
@@ -154,29 +156,35 @@ class PostgresStore:
         return [_pop_taken(want, taken) for want in wants]
 
     def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return self._accepted("settle", settlements, settlement_arrays)
+        return self._execute_batch("settle", settlements, settlement_arrays)
 
     def renew(self, leases: Sequence[Renew]) -> list[bool]:
-        return self._accepted("settle", leases, settlement_arrays)
+        return self._execute_batch("settle", leases, settlement_arrays)
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
-        return self._accepted("redrive", requests, address_arrays)
+        return self._execute_batch("redrive", requests, address_arrays)
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
-        return self._accepted("reset", requests, reset_arrays)
+        return self._execute_batch("reset", requests, reset_arrays)
 
-    def _accepted(self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]) -> list[bool]:
-        """Whether each item of a batch was accepted, for statements that return the accepted places."""
+    def _execute_batch(
+        self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]
+    ) -> list[bool]:
+        """Execute a statement for a batch, and return for each item whether the statement accepted the item.
+
+        The statement returns the accepted places."""
         answers = [False] * len(batch)
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             for indexes in split_rounds(batch):
                 arrays = arrays_of([batch[index] for index in indexes])
-                for place in self._accepted_places(db, statement, (self._now(), *arrays), len(indexes)):
+                for place in self._execute_round(db, statement, (self._now(), *arrays), len(indexes)):
                     answers[indexes[place - 1]] = True
         return answers
 
-    def _accepted_places(self, db: psycopg.Connection[Any], statement: str, values: Any, count: int) -> Sequence[int]:
-        """The accepted places, counted from 1. The statement returns null for all of them."""
+    def _execute_round(self, db: psycopg.Connection[Any], statement: str, values: Any, count: int) -> Sequence[int]:
+        """Execute a statement for one round of `count` items, and return the accepted places, counted from 1.
+
+        The statement returns null if it accepted all items."""
         ((places,),) = self._execute(db, statement, values)
         return range(1, count + 1) if places is None else places
 
@@ -185,19 +193,19 @@ class PostgresStore:
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         if not addresses:
             return []
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             rows = self._execute(db, "load", (*address_arrays(addresses), self._now()))
         return [Document() if version is None else Document(version, body) for version, body in rows]
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
-        answers = self._accepted("swap", changes, change_arrays)
+        answers = self._execute_batch("swap", changes, change_arrays)
         self._sweep("documents", sum(answers))
         return answers
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────
 
     def kept(self, namespace: str) -> int:
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             ((count,),) = self._execute(db, "count waiting", (namespace,))
         return int(count)
 
@@ -227,12 +235,12 @@ class PostgresStore:
             "clock": self._now(),
             "limit": limit,
         }
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             return _entries(self._execute(db, statement, parameters))
 
     def probe(self, within: int) -> None:  # noqa: ARG002  # the timeout of the connection bounds the answer
         """See `oncegate.stores.base.CanProbe`."""
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             self._execute(db, "probe", ())
 
     def close(self) -> None:
@@ -245,7 +253,7 @@ class PostgresStore:
         """See `oncegate.stores.base.Transactional`. Only the row of the claim stays locked until the commit."""
         if connection is not None:
             return self._transact_on(connection, held, effect)
-        with self._handler_connections.borrowed() as db:
+        with self._handler_connections.borrow() as db:
             ((now,),) = self._execute(db, "tick", (self._now(),))
             db.autocommit = False
             try:
@@ -253,7 +261,7 @@ class PostgresStore:
                 if done:
                     _commit(db.commit)
             finally:
-                with suppress(psycopg.Error):  # a connection that cannot roll back is closed when it is given back
+                with suppress(psycopg.Error):  # if the rollback fails, `borrow` closes the connection
                     db.rollback()
         return done
 
@@ -276,7 +284,7 @@ class PostgresStore:
             raise store_error(error, self._settings.place) from error
 
     def _transact_on(self, connection: Any, held: ClaimProof, effect: Callable[[Any], Complete]) -> bool:
-        with self._connections.borrowed() as db:
+        with self._connections.borrow() as db:
             ((now,),) = self._execute(db, "tick", (self._now(),))
         with self._user_transaction(connection) as transaction:
             done = self._transact(transaction.driver, held, lambda _: effect(connection), now)
@@ -292,10 +300,10 @@ class PostgresStore:
             return False
         complete = self._run_effect(db, effect)
         self._redeem(db, pledge)
-        return bool(self._accepted_places(db, "settle", (self._now(), *settlement_arrays([complete])), 1))
+        return bool(self._execute_round(db, "settle", (self._now(), *settlement_arrays([complete])), 1))
 
     def _run_effect(self, db: psycopg.Connection[Any], effect: Callable[[Any], Complete]) -> Complete:
-        """Run the handler without a time limit on its statements."""
+        """Run the handler. The statements of the handler have no time limit."""
         if isinstance(db, Connection):
             db.limit = None
         try:
@@ -307,13 +315,16 @@ class PostgresStore:
                 db.limit = self._settings.timeout
 
     def _redeem(self, db: psycopg.Connection[Any], pledge: tuple[int, str]) -> None:
-        """Allow the commit, if this is still the transaction that made the pledge."""
+        """Delete the pledge, so that the transaction can commit.
+
+        Raises EffectFailed if the handler ended the transaction that made the pledge, or if a statement of the handler
+        failed and the handler ignored the error."""
         try:
             redeemed = self._execute(db, "redeem", pledge)
         except psycopg.Error as error:
             if error.sqlstate is None:
                 raise
-            raise EffectFailed(error) from error  # a statement of the handler failed, and the handler ignored the error
+            raise EffectFailed(error) from error  # the failed statement of the handler has aborted the transaction
         if not redeemed:
             raise EffectFailed(RuntimeError("the handler ended the transaction; remove its commit or rollback"))
 
@@ -323,29 +334,31 @@ class PostgresStore:
         return None if self._clock is None else self._clock()
 
     def _execute(self, db: psycopg.Connection[Any], statement: str, values: Any) -> list[Any]:
-        # Not db.cursor(): a handler may have changed the cursor and row factories of the connection.
+        # db.cursor() is not used: a handler may have changed the cursor and row factories of the connection.
         cursor = psycopg.Cursor(db, row_factory=tuple_row)
         if not isinstance(db, Connection):
             register(cursor.adapters)
         return cursor.execute(self._sql[statement], values, binary=True).fetchall()
 
     def _sweep(self, table: str, written: int) -> None:
-        """Delete expired rows. Two rows are read for each row written, so expired rows stay fewer than half of the live
-        ones.
+        """Delete expired rows. The sweep reads two rows for each row written, so the number of expired rows stays below
+        half of the number of live rows.
 
-        The request of the caller is complete by now, so a failed sweep is ignored. There is no lock: threads that count
-        at the same time may lose a count or sweep the same rows, and then a little less is swept."""
+        The request of the caller is already complete, so a failed sweep is ignored. There is no lock: threads that
+        count at the same time may lose a count or sweep the same rows. The only effect is that slightly fewer rows are
+        swept."""
         self._rows_to_sweep[table] += 2 * written
         with suppress(StoreError):
             while self._rows_to_sweep[table] >= _SWEEP_ROWS:
                 self._rows_to_sweep[table] -= _SWEEP_ROWS
-                with self._connections.borrowed() as db:
+                with self._connections.borrow() as db:
                     values = (self._now(), self._sweep_position[table], _SWEEP_ROWS)
                     ((self._sweep_position[table],),) = self._execute(db, f"sweep {table}", values)
 
 
 def _is_new(answer: Verdict | Admission) -> bool:
-    """Whether a row was inserted for this answer. A retry after a lost reply may count the row twice."""
+    """Return whether a row was inserted for this answer. If a reply was lost, the retry gets the same answer, and the
+    row may be counted twice."""
     return isinstance(answer, Admitted) or (isinstance(answer, Granted) and answer.record.attempts == 1)
 
 
@@ -365,7 +378,7 @@ def _commit(commit: Callable[[], None]) -> None:
         commit()
     except Exception as error:
         cause = getattr(error, "orig", error)  # SQLAlchemy wraps the error of the driver
-        # A deferred constraint or trigger of the user, or a flush of the SQLAlchemy session.
+        # A deferred constraint or trigger of the user, or a flush of the SQLAlchemy session, can raise these errors.
         by_effect = isinstance(cause, psycopg.IntegrityError | psycopg.errors.RaiseException)
         if by_effect or not isinstance(cause, psycopg.Error):
             raise EffectFailed(error) from error

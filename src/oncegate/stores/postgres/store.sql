@@ -1,5 +1,5 @@
--- The Postgres store. All objects are in one schema. It is called `oncegate` in this file and replaced by the name from
--- the settings.
+-- The schema and the statements of the Postgres store. All objects are in one schema. This file uses the schema name
+-- `oncegate`; arrays.py replaces it by the name from the settings.
 --
 --   claims                one row per key
 --   ┌───────────────┬──────────┬──────────────────────────────────────────────────────────────────┐
@@ -8,7 +8,7 @@
 --   │ state         │ text     │ P in progress, R released, C completed, D dead letter            │
 --   │ owner         │ bytea    │ 16 random bytes of the request that holds or held the claim      │
 --   │ fence         │ bigint   │ rises with every grant                                           │
---   │ lease_until   │ bigint   │ µs; in state R the time before which the event is not taken      │
+--   │ lease_until   │ bigint   │ µs; end of the lease; in state R: the event is not taken earlier │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
 --   │ payload_hash  │ bytea    │ hash of the event's body                                         │
 --   │ expires_at    │ bigint   │ µs; null while the row holds an unprocessed payload              │
@@ -18,29 +18,33 @@
 --   │ result        │ bytea    │ the handler's result as JSON                                     │
 --   │ error         │ text     │ error of the last failed attempt                                 │
 --   │ payload       │ bytea    │ the event as delivered; only while it is needed                  │
---   │ waiting       │ bigint   │ lease_until of a row whose payload has to be run, else null      │
---   │ dead          │ boolean  │ true for a dead letter, else null                                │
+--   │ waiting       │ bigint   │ lease_until if the handler has still to run the payload, or null │
+--   │ dead          │ boolean  │ true for a dead letter, otherwise null                           │
 --   │ lost          │ integer  │ consecutive attempts that were never settled                     │
---   │ unavailable_since        │ µs; first of the consecutive releases that were `unavailable`    │
---   │ handed_to     │ text     │ where a completed event was published to                         │
+--   │ unavailable_since        │ µs; time of the first of the consecutive `unavailable` releases  │
+--   │ handed_to     │ text     │ the destination that a completed event was published to          │
 --   └───────────────┴──────────┴──────────────────────────────────────────────────────────────────┘
 --   documents             one row per versioned document: namespace, key → version, body, expires_at
---   meta                  one row: the version of this schema, and `high`, which keeps time from going back
---   pledges               no committed rows: keeps a handler's transaction from committing too early
+--   meta                  one row: the version of this schema, and `high`, the highest time stored (see tick)
+--   pledges               rows of running handler transactions, never committed: they prevent an early commit
 --   readable              a view of claims for people: keys in hex, times as timestamps
 --
--- `waiting` and `dead` stay null for nearly every key, from P to C. With indexes on `state` and `lease_until` every
--- completion would have to update those indexes.
+-- Nearly every key goes from P to C while `waiting` and `dead` stay null, so its row is never in the indexes on these
+-- columns. Indexes on `state` and `lease_until` are not used: every completion would have to update them.
 --
--- Each store operation calls one function with the batch as arrays, without repeated addresses and sorted by address.
--- All functions acquire row locks in that order, so batches cannot deadlock. Every function that waits for locks
--- therefore turns off the join methods that visit rows in another order. The remaining ones (nested loop, merge) visit
--- rows in the order of the arrays or of the primary key. Plans are cached for each connection, because planning takes
--- longer than executing. The rules are those of the table in claims.py; `oncegate.testing` compares the two step by step.
+-- Each store operation calls one function and passes the batch as arrays. The arrays have no repeated addresses and are
+-- sorted by address. All functions acquire row locks in the order of the addresses, so batches cannot deadlock. Every
+-- function that waits for locks therefore turns off the join methods that visit rows in another order. The remaining
+-- join methods (nested loop, merge) visit rows in the order of the arrays or of the primary key. Each connection caches
+-- the plans, because planning takes longer than executing.
+--
+-- The functions follow the rules of the table in claims.py. `oncegate.testing` compares this file and claims.py step by
+-- step.
 --
 -- A schema change is a new section "schema N" that migrates version N-1 to version N. Processes of the previous version
--- may still run: a function may be replaced only if its arguments stay the same, otherwise it needs a new name.
--- Definitions that a later section replaces are removed from the earlier sections.
+-- may still run during and after the migration. A section may therefore replace a function only if the arguments of the
+-- function stay the same; otherwise the new function needs a new name. If a later section replaces a definition, the
+-- definition is removed from the earlier section.
 
 -- name: schema 1
 CREATE TABLE oncegate.meta (
@@ -52,7 +56,7 @@ CREATE TABLE oncegate.meta (
 
 INSERT INTO oncegate.meta VALUES (1, 1, 0, 0);
 
--- Fixed-width columns first: a bigint after a text needs padding.
+-- Fixed-width columns come first, because a bigint column after a text column needs padding.
 CREATE TABLE oncegate.claims (
     fence        bigint NOT NULL,
     lease_until  bigint NOT NULL,
@@ -94,8 +98,8 @@ CREATE TABLE oncegate.documents (
     PRIMARY KEY (namespace, key)
 );
 
--- Return the key of an entity's first waiting event, if that event is due and no other event of the entity is in
--- progress. The events in state P are few, however many events wait.
+-- Return the key of the first waiting event of an entity (`line`), if this event is due and no other event of the
+-- entity is in progress. All events in state P are read: there are few of them, even if many events wait.
 CREATE FUNCTION oncegate.head(name text, line text, now bigint) RETURNS bytea LANGUAGE sql STABLE AS $$
     SELECT h.key FROM (
         (
@@ -116,7 +120,8 @@ CREATE FUNCTION oncegate.head(name text, line text, now bigint) RETURNS bytea LA
     )
 $$;
 
--- Reset records by an operator: delete them. Returns the places of the deleted records.
+-- Delete records, because an operator has reset them. Returns the places of the deleted records. A place is an index in
+-- the arrays of the batch, counted from 1.
 CREATE FUNCTION oncegate.forget(clock bigint, namespaces text[], keys bytea[], only_dead boolean[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -132,8 +137,8 @@ BEGIN
 END $$;
 
 -- Write each document whose version has not changed since it was loaded. Returns the places of the written documents.
--- Documents are written one by one: an absent row cannot be locked, so one statement for the existing documents and one
--- for the new ones would break the lock order.
+-- Documents are written one by one. Two statements, one for the existing and one for the new documents, would break the
+-- lock order, because an absent row cannot be locked.
 CREATE FUNCTION oncegate.swap(
     clock bigint, namespaces text[], keys bytea[], versions bigint[], bodies bytea[], retentions bigint[]
 ) RETURNS SETOF bigint LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off
@@ -159,9 +164,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Read up to `most` rows of a table from `start` on, delete the expired ones, and return where to continue. The sweep
--- follows the order of the pages: every claim and completion would have to update an index on the expiry. Until a vacuum
--- pages may hold few rows, so the number of pages is bounded, too.
+-- Read up to `most` rows of a table after the position `start`, delete the expired rows among them, and return the
+-- position where the next sweep has to start. The sweep reads the pages in order. An index on `expires_at` is not used:
+-- every claim and every completion would have to update it. Pages may hold few rows until they are vacuumed, so the
+-- function also limits the number of pages that it reads.
 CREATE FUNCTION oncegate.sweep(clock bigint, swept regclass, start tid, most bigint) RETURNS tid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -185,8 +191,9 @@ BEGIN
     END;
 END $$;
 
--- A handler's transaction must commit only together with the completion of its claim. It inserts a pledge when it
--- begins, and the completion deletes the pledge. A COMMIT before that finds the pledge and fails.
+-- The transaction of a handler must commit only together with the completion of its claim. The transaction inserts a
+-- pledge when it begins, and deletes the pledge just before the completion. If the handler commits earlier, the trigger
+-- finds the pledge and the COMMIT fails.
 CREATE TABLE oncegate.pledges (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY);
 
 CREATE FUNCTION oncegate.hold_to_pledge() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -200,9 +207,9 @@ END $$;
 CREATE CONSTRAINT TRIGGER hold_to_pledge AFTER INSERT ON oncegate.pledges
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION oncegate.hold_to_pledge();
 
--- `lost` counts the consecutive attempts that were never settled. `unavailable_since` is the time of the first of the
--- consecutive releases that reported a service the handler calls as unavailable. `handed_to` is where a completed event
--- was published to.
+-- `lost` counts the consecutive attempts that were never settled. A release is `unavailable` if a service that the
+-- handler calls was unavailable. `unavailable_since` is the time of the first of the consecutive `unavailable`
+-- releases. `handed_to` is the destination that a completed event was published to.
 -- name: schema 2
 ALTER TABLE oncegate.claims
     ADD COLUMN lost integer NOT NULL DEFAULT 0,
@@ -218,16 +225,18 @@ SELECT namespace, encode(key, 'hex') AS key, state, attempts, source, type, enti
        lost, to_timestamp(unavailable_since / 1e6) AS unavailable_since, handed_to
 FROM oncegate.claims;
 
--- Return the store's time in µs: the server's clock, or `clock` if given, but never earlier than `high`.
+-- Return the time of the store in µs. This is the time of the server's clock, or `clock` if it is not null, but never
+-- earlier than `high`.
 --
--- `high` is updated every half second. When the clock is set back, or a replica with a slower clock takes over, time
--- therefore goes back by at most half a second. After that, time advances by one microsecond per call until the clock has
--- caught up, so that successive grants have rising fences. The progress of the clock in the meantime is ignored: it looks
--- the same as a correction of the clock, which must not end leases.
+-- `high` is updated every half second. If the clock is set back, or if a replica with a slower clock takes over, the
+-- time of the store therefore goes back by at most half a second. Afterwards the time of the store advances by one
+-- microsecond per call until the clock has reached it, so that successive grants have rising fences. During this
+-- period, the progress of the clock is ignored: this progress cannot be distinguished from a correction of the clock,
+-- and a correction must not end leases.
 --
--- Updating `high` with every batch would make all batches wait for each other. An update is therefore skipped if the row
--- is locked. It is also skipped in a read-only transaction, so that a server that accepts no writes can be read. `ahead`
--- is no longer used.
+-- If every batch updated `high`, all batches would wait for each other. Therefore the update is skipped if the row is
+-- locked. The update is also skipped in a read-only transaction, so that a server that accepts no writes can be read.
+-- The column `ahead` is no longer used.
 CREATE OR REPLACE FUNCTION oncegate.tick(clock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     second CONSTANT bigint := 1000000;
@@ -248,13 +257,14 @@ BEGIN
     RETURN now;
 END $$;
 
--- Claim each key of a batch. If all keys were absent, all are granted and the function returns one row without a place.
--- Otherwise it returns a row for each key: its place in the batch, the verdict (G granted, D duplicate, F in flight,
--- C conflict, B buried) and the record. A key without a row was deleted while the function ran: the caller retries it.
+-- Claim each key of a batch. If all keys were absent, all claims are granted and the function returns one row without a
+-- place. Otherwise the function returns a row for each key: the place of the key in the batch, the verdict (G granted,
+-- D duplicate, F in flight, C conflict, B buried) and the record. If the record of a key was deleted while the function
+-- ran, the result has no row for the key, and the caller retries the key.
 --
--- The function waits only for another batch that is writing the same key. Rows that have to change are locked first,
--- without waiting. A row that is locked already (by a takeover, a settle, a handler's transaction that outlives its
--- lease) is in flight.
+-- The function waits only for another batch that is writing the same key. Before the function changes rows, it locks
+-- them without waiting. If another session has locked a row (a takeover, a settlement, or the transaction of a handler
+-- that runs longer than its lease), the verdict is in flight.
 CREATE FUNCTION oncegate.claim_2(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
     binding boolean[], marking boolean[], sliding bigint[],
@@ -388,10 +398,10 @@ BEGIN
     FROM after a;
 END $$;
 
--- Settle each claim of a batch by its ending (C complete, R release, D bury), or renew it (P). Returns the accepted
--- places, or null if all were accepted. `spans` are the retentions, leases or delays; `bodies` are the results or
--- payloads; `handed` is where completed events were published to. A release that is `unstarted` or `unavailable` gives
--- the attempt back.
+-- Settle or renew each claim of a batch. The ending says how: C complete, R release, D bury, P renew. Returns the
+-- places of the accepted settlements, or null if all were accepted. `spans` are the retentions, leases or delays.
+-- `bodies` are the results or payloads. `handed` are the destinations that completed events were published to. A
+-- release that is `unstarted` or `unavailable` does not count as an attempt.
 CREATE FUNCTION oncegate.settle_2(
     clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
     bodies bytea[], errors text[], unstarted boolean[], unavailable boolean[], handed text[]
@@ -441,10 +451,11 @@ BEGIN
     );
 END $$;
 
--- Store each payload of a batch. If all keys were absent, the function returns one row without a place. Otherwise it
--- returns a row for each key: its place, the verdict (A admitted, the others as in claim_2) and the record. A key without
--- a row was deleted while the function ran: the caller retries it. The function waits only for another batch that is
--- writing the same key.
+-- Admit each event of a batch: store its payload. If all keys were absent, all events are admitted and the function
+-- returns one row without a place. Otherwise the function returns a row for each key: the place of the key in the
+-- batch, the verdict (A admitted; see claim_2 for the other verdicts) and the record. If the record of a key was
+-- deleted while the function ran, the result has no row for the key, and the caller retries the key. The function waits
+-- only for another batch that is writing the same key.
 CREATE FUNCTION oncegate.admit_2(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
     sources text[], types text[], entities text[], occurrences bigint[], deliveries text[], behind bigint[]
@@ -531,8 +542,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- Grant waiting events of a namespace to the owners, one to each, those with the earliest `waiting` first. Locked rows
--- are skipped.
+-- Grant one waiting event of a namespace to each owner. Events with the earliest `waiting` are granted first. Locked
+-- rows are skipped.
 CREATE OR REPLACE FUNCTION oncegate.take(clock bigint, name text, owners bytea[], leases bigint[])
 RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off AS $$
 DECLARE
@@ -557,9 +568,9 @@ BEGIN
     RETURNING c.*;
 END $$;
 
--- Like take, but in the order of events within each entity. Each entity is examined once, however many events wait for
--- it. An advisory lock on the entity serializes concurrent calls: the statements after the lock see what the previous
--- holder of the lock has committed.
+-- Grant waiting events like `take`, but keep the order of the events of each entity. The function examines each entity
+-- once, even if many events of the entity wait. An advisory lock on the entity prevents two calls from granting events
+-- of one entity at the same time. The statements after the lock see what the previous holder of the lock has committed.
 CREATE OR REPLACE FUNCTION oncegate.take_in_order(clock bigint, name text, owners bytea[], leases bigint[])
 RETURNS SETOF oncegate.claims LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -596,7 +607,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Redrive dead letters by an operator. Returns the places of the redriven records.
+-- Make dead letters available again, because an operator has redriven them. Returns the places of the redriven records.
 CREATE OR REPLACE FUNCTION oncegate.redrive(clock bigint, namespaces text[], keys bytea[]) RETURNS SETOF bigint
 LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -611,7 +622,7 @@ BEGIN
     RETURNING a.place;
 END $$;
 
--- Processes of the previous version call these names. They get the rules of this version.
+-- Processes of the previous version call the following functions. The functions apply the rules of this version.
 CREATE OR REPLACE FUNCTION oncegate.claim(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
     binding boolean[], marking boolean[], sliding bigint[],
@@ -652,7 +663,7 @@ CREATE OR REPLACE FUNCTION oncegate.admit(
                           sources, types, entities, occurrences, deliveries, behind)
 $$;
 
--- The server and the schema, read after connecting. schema.py names the columns.
+-- Read facts about the server and the schema. Executed when a store is opened. schema.py has the names of the columns.
 -- name: inspect
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'),
        pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean,
@@ -740,7 +751,7 @@ WHERE dead AND (namespace, key) > (%(after_namespace)s, %(after_key)s)
   AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%(clock)s)))
 ORDER BY namespace, key LIMIT %(limit)s;
 
--- One key in all namespaces. Each namespace is found by one index scan of the primary key.
+-- The records of one key in all namespaces. One index scan of the primary key finds each namespace.
 -- name: browse key
 WITH RECURSIVE each(name) AS (
     (SELECT namespace FROM oncegate.claims ORDER BY namespace LIMIT 1)
@@ -757,17 +768,19 @@ WHERE key = %(key)s AND (namespace, key) > (%(after_namespace)s, %(after_key)s)
   AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%(clock)s)))
 ORDER BY namespace LIMIT %(limit)s;
 
--- Executed before a handler's transaction, not in it: an update of `high` would lock the row until the transaction ends.
+-- Executed before the transaction of a handler begins. Inside the transaction, an update of `high` would lock the row
+-- until the transaction ends.
 -- name: tick
 SELECT oncegate.tick(%s);
 
--- Fails if the server accepts no writes. A row that another session is writing is skipped: that shows it, too.
+-- Fails if the server accepts no writes. If another session has locked the row, the row is skipped: the lock of that
+-- session also shows that the server accepts writes.
 -- name: probe
 UPDATE oncegate.meta SET high = high
 WHERE id = (SELECT id FROM oncegate.meta WHERE id = 1 FOR UPDATE SKIP LOCKED) RETURNING id;
 
--- A handler's transaction begins with a pledge and a lock on its claim. At its end the pledge is deleted, if the
--- transaction is still the same.
+-- The transaction of a handler begins with a pledge and a lock on the claim. When the handler has returned, the pledge
+-- is deleted, but only if the connection is still in the transaction that made the pledge.
 -- name: pledge
 INSERT INTO oncegate.pledges DEFAULT VALUES RETURNING id, pg_current_xact_id()::text;
 

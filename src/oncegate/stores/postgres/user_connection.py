@@ -1,4 +1,4 @@
-"""Transactions on a connection of the user: a psycopg connection, or an SQLAlchemy session or connection."""
+"""Begin transactions on a connection of the user: a psycopg connection, or an SQLAlchemy session or connection."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +20,10 @@ _AUTOCOMMIT: Final = (
 
 
 class UserTransaction(Struct, frozen=True):
-    """`driver` is the psycopg connection. `commit` is the method of the object that the user passed, so that SQLAlchemy
-    learns about the commit."""
+    """A transaction on a connection of the user.
+
+    `driver` is the psycopg connection. `commit` is the commit method of the object that the user passed: SQLAlchemy
+    would not notice a commit on the psycopg connection."""
 
     driver: psycopg.Connection[Any]
     commit: Callable[[], None]
@@ -29,7 +31,8 @@ class UserTransaction(Struct, frozen=True):
 
 @contextmanager
 def begin(connection: Any) -> Iterator[UserTransaction]:
-    """Begin a transaction on a connection of the user, and roll it back at the end unless it was committed.
+    """Begin a transaction on a connection of the user. At the end of the context, roll the transaction back unless it
+    was committed.
 
     Raises SettingError if the connection cannot be used."""
     is_psycopg = isinstance(connection, psycopg.Connection)
@@ -51,7 +54,7 @@ def _begin_on_psycopg(connection: psycopg.Connection[Any]) -> Iterator[UserTrans
     try:
         yield UserTransaction(connection, connection.commit)
     finally:
-        with suppress(psycopg.Error):  # the connection was lost, and its transaction with it
+        with suppress(psycopg.Error):  # the connection was lost, so the server rolls back
             connection.rollback()
             connection.autocommit = autocommit
 
@@ -75,9 +78,11 @@ def _begin_on_sqlalchemy(connection: Any) -> Iterator[UserTransaction]:
 
 
 def _begin_and_get_driver(connection: Any) -> psycopg.Connection[Any]:
-    """Begin the transaction and return the psycopg connection. Raises psycopg errors without SQLAlchemy's wrapper."""
+    """Begin the transaction and return the psycopg connection.
+
+    If SQLAlchemy wraps a psycopg error, raises the psycopg error itself."""
     try:
-        if callable(connection.connection):  # a session: asking for its connection begins a transaction
+        if callable(connection.connection):  # a session begins a transaction in connection()
             connection = connection.connection()
         else:
             connection.begin()
