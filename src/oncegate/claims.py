@@ -64,8 +64,7 @@ claim has `marks`, the new state is C instead.
 
 `lost` counts the consecutive attempts that were never settled, because the worker died or was paused for longer than
 the lease. The first lost attempt does not count as an attempt, because another event of its batch may have killed the
-worker. After a lost attempt the event runs alone, so no other event can cause the next loss. Every further lost attempt
-therefore counts.
+worker. After a lost attempt, the event runs alone. Every further lost attempt therefore counts.
 
 This module reads no clock, draws no random numbers and does no I/O. `now` is the time of the store in microseconds. The
 memory and SQLite stores call `step` under their lock or in their transaction. The other stores decide in a script or in
