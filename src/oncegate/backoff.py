@@ -1,4 +1,4 @@
-"""Exponential backoff with jitter: the one rule for how long to wait before a retry.
+"""Exponential backoff with jitter: the only rule for how long to wait before a retry.
 
 Each pause is twice as long as the pause before it, up to a limit. Jitter takes away up to half of a pause, so that
 clients that failed together do not retry together. The caller chooses the unit of time.

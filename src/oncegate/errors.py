@@ -78,7 +78,8 @@ class MissingExtra(OncegateError, ImportError):
 
 
 class SeveralEvents(OncegateError, ValueError):
-    """A call that takes exactly one event, such as `run`, got a payload with none or several. Use `run_batch`."""
+    """A call that takes exactly one event, such as `run`, got a payload with no event or with several events. Use
+    `run_batch`."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"this call takes one event, but the payload holds {count}; use run_batch([payload], handler)")
@@ -177,8 +178,8 @@ class HandlerTimeout(OncegateError):
 
 
 class NotTaken(OncegateError):
-    """A Lambda invocation fails on purpose, so that AWS delivers it again. `outcomes` are the outcomes that must not be
-    acknowledged. Lambda logs the text, so the text holds nothing that came from a handler's exception."""
+    """A Lambda invocation fails on purpose, so that AWS delivers its events again. `outcomes` are the outcomes that
+    must not be acknowledged. Lambda logs the text, so the text holds nothing that came from a handler's exception."""
 
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 
-# The rank of an unknown state: after the initial states and before the final ones.
+# The rank of an unknown state: after the initial states and before the final states.
 UNKNOWN: Final = 25
 
 RANKS: Final[Mapping[str, int]] = {

@@ -26,7 +26,7 @@ def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:
 _MASK: Final = "***"
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|token|key|credential")
-# URL options without secrets: those of stores, queues and event buses, and common options of libpq.
+# URL options without secrets: the options of stores, queues and event buses, and common options of libpq.
 _KNOWN_OPTIONS: Final = """
 synchronous busy_timeout
 prefix connect_timeout timeout wait_replicas wait_timeout evicting buckets ca_file cert_file

@@ -227,7 +227,7 @@ def _wanted(store: Store, settings: Settings, keys: tuple[bytes, ...], *, or_wai
 
 
 def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = False) -> Entry:
-    """The dead letter of a key; with `or_waiting`, also an event that was redriven and has not run yet."""
+    """The dead letter of a key; with `or_waiting`, also an event that was redriven and is not processed yet."""
     entry = find_record(store, settings, key)
     if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
         print_error(f"{key.hex()} is not a dead letter. {sentence(entry.record)}")

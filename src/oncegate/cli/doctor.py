@@ -81,7 +81,7 @@ def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Fact
 
 
 def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
-    """The routes of the service, if the settings describe one."""
+    """The routes of the service, if the settings describe a service."""
     if not is_described(settings):
         return ()
     return tuple(

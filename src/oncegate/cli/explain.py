@@ -184,7 +184,7 @@ def _show(explained: Explanation) -> None:
 
 
 def _facts(explained: Explanation) -> dict[str, Any]:
-    """The known facts, the most important ones first."""
+    """The known facts, with the most important facts first."""
     entry, key = explained.entry, explained.key
     facts = {} if entry is None else fields(entry, readable_time)
     if entry is not None:

@@ -28,7 +28,7 @@ from oncegate.stores.base import Entry, KnowsEndedProcesses, Store, scan
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
-# How the key of a record was made. `own` is the key of the event itself. The others are keys of dead letters:
+# How the key of a record was made. `own` is the key of the event itself. The other roles are keys of dead letters:
 # `conflict` for a conflict, `refused` for a refused event, and `marked` for an event that failed in mark_first mode.
 KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
@@ -228,7 +228,7 @@ def _waits(entry: Entry) -> bool:
 
 class Explanation(Struct, frozen=True):
     """The sentence, and the facts behind it as far as they are known: the record, the key, the kind of duplicate, the
-    paths at which a conflict differs, the timeline of the entity (time, state, key, whether the key is that of this
+    paths at which a conflict differs, the timeline of the entity (time, state, key, whether it is the key of this
     event), the routes that were tried, and the records at the consumers of a published event."""
 
     sentence: str
@@ -304,7 +304,7 @@ class Explainer:
         self.hints = settings.hints()
 
     def record(self, entry: Entry) -> Explanation:
-        """Explain a record, with the facts from its payload if it still has one."""
+        """Explain a record, with facts from its payload if the record still has a payload."""
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:

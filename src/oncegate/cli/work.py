@@ -183,8 +183,8 @@ def _names_handler(route: Settings) -> bool:
 
 
 def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitStack) -> Worker:
-    """Open one worker for each namespace of the inbox. All use the same store. Returns a worker that runs all of
-    them."""
+    """Open one worker for each namespace of the inbox. All workers use the same store. Returns one worker that runs all
+    these workers."""
     handlers = inbox_handlers(settings)
     check_inbox_store(settings)
     store = settings.open_store()
@@ -194,7 +194,7 @@ def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitS
         gate = stack.enter_context(closing(route.gate(store, observers=observers)))
         workers.append(gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"]))
         drained.append(gate.drain)
-    for drain in drained:  # every gate must drain before the first one closes the store
+    for drain in drained:  # every gate must drain before the first gate closes the store
         stack.callback(drain)
     return Inboxes(workers)
 

@@ -24,7 +24,8 @@ _TEMPORARY: Final = frozenset({"ThrottlingException", "InternalFailure", "Intern
 
 
 def place_of(url: str) -> Destination:
-    """The destination at a URL. On a bus, simulated events have their own source unless the URL names one."""
+    """The destination at a URL. On a bus, simulated events have the source `oncegate.simulate`, unless the URL names a
+    source."""
     place = read_destination(url)
     return place if "source" in parse_qs(urlsplit(url).query) else replace(place, source=_SOURCE)
 

@@ -1,4 +1,4 @@
-"""Send deliveries when they are due, in batches, and retry those that the target does not accept."""
+"""Send deliveries in batches when they are due, and retry deliveries that the target does not accept."""
 
 import threading
 import time

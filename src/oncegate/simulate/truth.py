@@ -1,4 +1,4 @@
-"""The truth file of a simulation: one line for the plan, one for each event and one for each delivery."""
+"""The truth file of a simulation: one line for the plan, one line for each event and one line for each delivery."""
 
 import threading
 from collections.abc import Iterable

@@ -237,9 +237,9 @@ class _Comparison(RuleBasedStateMachine):
 
     @invariant()
     def shows_the_same(self) -> None:
-        living = self.live_records()
-        assert self.store.browse() == [Entry(*where, record) for where, record in living.items()]
-        dead = [Entry(*where, record) for where, record in living.items() if record.state == DEAD]
+        live = self.live_records()
+        assert self.store.browse() == [Entry(*where, record) for where, record in live.items()]
+        dead = [Entry(*where, record) for where, record in live.items() if record.state == DEAD]
         assert self.store.dead_letters() == dead
         addresses = [Redrive(*where) for where in self.documents]
         assert self.store.load(addresses) == [self.document(where) for where in self.documents]

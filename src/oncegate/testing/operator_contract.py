@@ -115,7 +115,7 @@ class OperatorContract:
         assert store.browse("c", key=KEY) == []
 
     def test_walk(self, store: Store, clock: ManualClock) -> None:
-        """A scan returns all records, or those of one namespace, without expired records."""
+        """A scan returns all records, or the records of one namespace. It returns no expired records."""
         wanted = {(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)}
         store.claim([claim_of("ann", namespace=name, key=key) for name, key in wanted])
         assert {(entry.namespace, entry.key) for entry in scan(store)} == wanted

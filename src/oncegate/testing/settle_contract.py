@@ -268,8 +268,8 @@ class AttemptContract:
         assert _tries(store) == (0, 0)
 
     def test_unstarted_keeps_unavailable_since(self, store: Store, clock: ManualClock) -> None:
-        """An unstarted release keeps `unavailable_since`. Even if it is also `unavailable`, only one attempt is
-        subtracted."""
+        """An unstarted release keeps `unavailable_since`. Even if the release is also `unavailable`, only one attempt
+        is subtracted."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         clock.advance(5)
@@ -316,7 +316,7 @@ class AttemptContract:
         assert claim(store, "bob").record == after
 
     def test_handed_on_in_a_batch(self, store: Store) -> None:
-        """Each completion of a batch names its own place, or none."""
+        """Each completion of a batch names its own place, or no place."""
         keys = [bytes([number]) * 16 for number in range(3)]
         records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
         places = [None, "sqs://queue", None]
