@@ -1,4 +1,4 @@
-"""A background thread for work that must not delay its caller. It starts on demand and ends when idle."""
+"""A background thread for work that must not delay its caller. The thread starts on demand and ends when idle."""
 
 import threading
 from collections.abc import Callable
@@ -39,7 +39,8 @@ class Background(Generic[_Item]):
                 self._thread.start()
 
     def flush(self, within: float) -> bool:
-        """Wait until all items put so far are processed. Returns False after `within` seconds."""
+        """Wait until all items that were put so far are processed. Returns False if this takes longer than `within`
+        seconds."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 return self._queue.empty()

@@ -1,7 +1,7 @@
-"""Exponential backoff with jitter: the one rule for how long to wait before a retry.
+"""Exponential backoff with jitter: the only rule for how long to wait before a retry.
 
-Each pause is twice as long as the one before, up to a limit. Jitter takes away up to half of a pause, so that clients
-that failed together do not retry together. The unit of time is the caller's.
+Each pause is twice as long as the pause before it, up to a limit. Jitter takes away up to half of a pause, so that
+clients that failed together do not retry together. The caller chooses the unit of time.
 """
 
 import random
@@ -14,12 +14,12 @@ _POLL_LONGEST: Final = 0.25
 
 
 def pause_after(attempt: int, first: int, longest: int) -> int:
-    """The pause after this attempt (1 is the first one), without jitter."""
+    """The pause after the attempt with this number (the first attempt is 1), without jitter."""
     return min(first << min(attempt - 1, _MOST_DOUBLINGS), longest)
 
 
 def jittered(pause: float) -> float:
-    """Between half of the pause and all of it."""
+    """A random pause between half of `pause` and the whole `pause`."""
     return random.uniform(pause / 2, pause)  # noqa: S311  # a pause is no secret
 
 
@@ -43,7 +43,8 @@ class Backoff:
 
 
 class PollBackoff:
-    """The pauses between two polls until a deadline, `wait` microseconds from now. The last pause ends at it."""
+    """The pauses between polls until a deadline, which is `wait` microseconds from now. The last pause ends at the
+    deadline."""
 
     def __init__(self, wait: int) -> None:
         self._deadline = time.monotonic() + wait / 1e6

@@ -1,4 +1,4 @@
-"""Canonical JSON: one encoding for each JSON value, and the hash of it.
+"""Canonical JSON: one encoding for each JSON value, and the hash of this encoding.
 
 The order of members, white space, escapes and number forms (`1`, `1.0`, `1e0`) do not change the meaning of a document,
 so they do not change its hash.
@@ -15,7 +15,7 @@ HASH_SIZE = 16
 DEEPEST = 64
 MOST_DIGITS = 1_000
 
-# The messages do not quote the number: messages about payloads are logged.
+# The messages do not quote the number, because messages about payloads are logged.
 _OUT_OF_RANGE = "a number in it is out of range"
 _TOO_LONG = f"a number in it has more than {MOST_DIGITS} digits; the maximum is {MOST_DIGITS}"
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
@@ -37,7 +37,8 @@ def _number(literal: str) -> int | float:
 
 
 def _large(literal: str, value: float) -> int | float:
-    """A whole number of 2**53 or more, exactly, from its digits; the double if the number is not whole or too large."""
+    """Return a whole number of 2**53 or more as an exact integer, made from its digits. If the number is not whole or
+    is too large, return the double."""
     if abs(value) >= 2**63 or len(literal) > 40:
         return value
     mantissa, _, exponent = literal.lower().partition("e")
@@ -47,7 +48,8 @@ def _large(literal: str, value: float) -> int | float:
     return int(digits + "0" * zeros) if zeros >= 0 else value
 
 
-# A copy of an empty hash is faster than a new hash, which looks up the algorithm or parses the size each time.
+# To copy an empty hash object is faster than to create a new one: the creation looks up the algorithm or parses the
+# size each time.
 _new_sha256 = sha256().copy
 _new_blake2b = blake2b(digest_size=HASH_SIZE).copy
 _decode = msgspec.json.Decoder(float_hook=_number).decode
@@ -57,7 +59,8 @@ encode: Callable[[Any], bytes] = msgspec.json.Encoder(order="sorted").encode
 
 def decode(raw: bytes) -> Any:
     """Decode strict JSON in strict UTF-8. Raises ValueError with a message for people."""
-    # Removing the brackets and comparing lengths counts them in a third of the time of bytes.count.
+    # The brackets are counted by removing them and comparing the lengths. This takes a third of the time of
+    # bytes.count.
     if 2 * len(raw) - len(raw.replace(b"[", b"")) - len(raw.replace(b"{", b"")) > DEEPEST and _depth(raw) > DEEPEST:
         raise ValueError(f"the JSON is nested deeper than {DEEPEST} levels")
     if has_long_number(raw):
@@ -79,9 +82,10 @@ def decode(raw: bytes) -> Any:
 
 
 def has_long_number(raw: bytes) -> bool:
-    """Whether a number has more than MOST_DIGITS digits: arithmetic and printing take quadratic time for such a number.
+    """Whether a number has more than MOST_DIGITS digits. Arithmetic and printing take quadratic time for such a number.
 
-    A sample of every hundredth byte rules out nearly all documents. Only the others are searched in full."""
+    A sample of every hundredth byte rules out nearly all documents. Only the remaining documents are searched in
+    full."""
     if len(raw) <= MOST_DIGITS or _SAMPLED_RUN not in raw[::_SAMPLE_STEP].translate(_DIGITS_TO_ZERO):
         return False
     return _LONG_RUN in _outside_strings(raw).translate(_DIGITS_TO_ZERO)
@@ -92,10 +96,10 @@ def _outside_strings(raw: bytes) -> bytes:
 
 
 def _depth(raw: bytes) -> int:
-    """The nesting depth of the brackets outside strings. Python's own limit differs between versions.
+    """The nesting depth of the brackets outside strings. The limit of Python itself differs between versions.
 
-    Keeps only the brackets and then removes the innermost pairs, level by level. A Python loop over the bytes took
-    longer than all the rest of the work on a batch of a few events.
+    Keeps only the brackets and then removes the innermost pairs, level by level. A Python loop over the bytes was
+    rejected: it took longer than all other work on a batch of a few events.
     """
     brackets = _outside_strings(raw).translate(_BRACKETS_TO_ROUND, _NOT_BRACKETS)
     for depth in range(DEEPEST + 1):
@@ -107,7 +111,7 @@ def _depth(raw: bytes) -> int:
 
 
 def written(value: Any) -> bytes:
-    """The canonical JSON of a Python value. Raises ValueError if it is not a JSON value."""
+    """The canonical JSON of a Python value. Raises ValueError if the value is not a JSON value."""
     try:
         return encode(value)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
@@ -115,7 +119,8 @@ def written(value: Any) -> bytes:
 
 
 def is_lossless(value: Any, raw: bytes) -> bool:
-    """Whether `raw`, the JSON of a Python value, holds the whole value: JSON writes nan and infinities as null."""
+    """Whether `raw`, the JSON of a Python value, holds the whole value. It does not if the value contains nan or
+    infinities, because JSON writes these as null."""
     return b"null" not in raw or _finite(msgspec.to_builtins(value, str_keys=True))
 
 
@@ -128,12 +133,12 @@ def _finite(value: Any) -> bool:
 
 
 def normal(value: Any) -> Any:
-    """A Python value after a round trip through JSON. Raises ValueError if it is not a JSON value."""
+    """A Python value after a round trip through JSON. Raises ValueError if the value is not a JSON value."""
     return decode(written(value))
 
 
 def content_digest(body: Any) -> bytes:
-    """The hash of a body. SHA-256, because processors accelerate it and a whole body is hashed."""
+    """The hash of a body. It uses SHA-256, because processors accelerate SHA-256 and a whole body is hashed."""
     hashed = _new_sha256()
     hashed.update(encode(body))
     return hashed.digest()[:HASH_SIZE]

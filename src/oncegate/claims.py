@@ -1,9 +1,9 @@
 """The claim protocol: a pure function from a record and an operation to the new record and an answer.
 
 A record is in one of four states: P in progress, R released or admitted, C completed, D dead letter. Every operation
-treats an expired record as absent. For each operation the rows are tried from the top, and the first row that matches
-decides. "Owner matches" means that the record and the request have the same owner. "marks: C" means that the new state
-is C instead if the claim has `marks`.
+treats an expired record as absent. For each operation, the rows are tried from top to bottom, and the first row that
+matches decides. "Owner matches" means that the record and the request have the same owner. "marks: C" means: if the
+claim has `marks`, the new state is C instead.
 
     from                                           operation  to                              answer
     ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
@@ -12,7 +12,7 @@ is C instead if the claim has `marks`.
     any, other payload hash, key binds content     claim      unchanged                       Conflict
     P with a live lease                            claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
-    R, owner matches (late copy of the request)    claim      unchanged                       InFlight
+    R, owner matches (the request arrives again)   claim      unchanged                       InFlight
     R without a payload                            claim      P (marks: C), fence + 1,        Granted
                                                               attempts + 1
     P with an expired lease                        claim      as the row above, and lost + 1; Granted
@@ -49,8 +49,8 @@ is C instead if the claim has `marks`.
                                                               unstarted: due now, attempts
                                                               - 1, lost kept
     P, owner and fence match                       bury       D with payload and error        True
-    C, R or D, owner and fence match               settle as  unchanged                       True
-                                                   before
+    C, R or D, owner and fence match               the same   unchanged                       True
+                                                   settle
     anything else                                  renew or   unchanged                       False: the lease is lost
                                                    settle
 
@@ -62,9 +62,9 @@ is C instead if the claim has `marks`.
     anything else                                  redrive or unchanged                       False
                                                    reset
 
-`lost` counts the consecutive attempts that were never settled: the worker died or was paused for longer than the lease.
-The first lost attempt does not count as an attempt, because another event of its batch may have killed the worker. An
-event with a lost attempt runs alone from then on, so every further lost attempt counts.
+`lost` counts the consecutive attempts that were never settled, because the worker died or was paused for longer than
+the lease. The first lost attempt does not count as an attempt, because another event of its batch may have killed the
+worker. After a lost attempt, the event runs alone. Every further lost attempt therefore counts.
 
 This module reads no clock, draws no random numbers and does no I/O. `now` is the time of the store in microseconds. The
 memory and SQLite stores call `step` under their lock or in their transaction. The other stores decide in a script or in
@@ -87,7 +87,7 @@ NOBODY: Final = b""
 
 
 class EventSummary(Struct, frozen=True, gc=False, array_like=True):
-    """Describes the event of a record to people. No rule of the protocol reads it."""
+    """A description of the event of a record, for people. No rule of the protocol reads these fields."""
 
     source: str
     type: str | None = None
@@ -100,9 +100,10 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     """Everything the store holds about one key. Times are microseconds of the store's clock.
 
     `lease_until` is the end of the lease in state P. In state R it is the time from which a dispatcher may take the
-    record. `lost` counts the consecutive attempts that were never settled. `unavailable_since` is the time of the first
-    of the consecutive releases with `unavailable`. `handed_to` is the queue or bus that a completed event was published
-    to; the consumer there claims another key."""
+    record. `lost` counts the consecutive attempts that were never settled. If several releases with `unavailable`
+    follow each other, `unavailable_since` is the time of the first of these releases. If a completed event was
+    published, `handed_to` is the queue or bus to which it was published; the consumer of that queue or bus claims
+    another key."""
 
     state: State
     owner: bytes
@@ -136,9 +137,9 @@ class Claim(Address, frozen=True, gc=False):
     """A request to run the handler for one delivery. `owner` is a random nonce, made once per request; retries of the
     request reuse it, so a lost reply is harmless.
 
-    `binds`: a record with another payload hash is a conflict. `marks`: the claim writes a completed record at once, for
-    effects that are better lost than repeated. `slides`: a duplicate extends the expiry of a completed record to
-    `retention` from now, but never beyond `slides` after `first_seen`; 0 means no extension."""
+    With `binds`, a record with another payload hash is a conflict. With `marks`, the claim writes a completed record at
+    once, for effects that are better lost than repeated. With `slides`, a duplicate extends the expiry of a completed
+    record to `retention` from now, but never beyond `slides` microseconds after `first_seen`; 0 means no extension."""
 
     owner: bytes
     payload_hash: bytes
@@ -194,9 +195,10 @@ class Complete(ClaimProof, frozen=True, gc=False):
 class Release(ClaimProof, frozen=True, gc=False):
     """The handler failed or never ran. The event may run again.
 
-    A dispatcher does not take the record before `delay` is over; a delivery may claim it at once. `unstarted`: the
-    handler never ran, so the attempt does not count and dispatchers take the record before all others. `unavailable`:
-    the attempt failed because a service that the handler calls is unavailable, so the attempt does not count."""
+    A dispatcher does not take the record before `delay` is over; a delivery may claim the record at once. `unstarted`
+    means that the handler never ran. The attempt then does not count, and dispatchers take this record before all other
+    records. `unavailable` means that the attempt failed because a service that the handler calls is unavailable. The
+    attempt then does not count."""
 
     error: str | None = None
     unstarted: bool = False
@@ -213,7 +215,7 @@ class Bury(ClaimProof, frozen=True, gc=False):
 
 
 class Abandon(ClaimProof, frozen=True, gc=False):
-    """The process that holds the claim has ended, so nobody will settle the claim. Its lease ends now."""
+    """The process that holds the claim has ended, so nobody will settle the claim. The lease of the claim ends now."""
 
 
 class Redrive(Address, frozen=True, gc=False):
@@ -253,7 +255,8 @@ class Duplicate(_Answer, frozen=True, gc=False):
 
 
 class InFlight(_Leased, frozen=True, gc=False):
-    """Another owner holds the claim, or the request is a late copy of one whose claim was released."""
+    """Another owner holds the claim. Or the claim of this request was already released, and the same request has
+    arrived again."""
 
 
 class Conflict(_Answer, frozen=True, gc=False):
@@ -279,7 +282,7 @@ Answer: TypeAlias = Verdict | Admitted | bool | None
 def step(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Answer]:
     """Apply one operation at time `now`, in microseconds. Returns the new record and the answer.
 
-    The record is the same object if nothing changed, and None if it is absent."""
+    The new record is the same object as `record` if nothing changed. It is None if the key has no record."""
     if record is not None and record.expires_at is not None and now >= record.expires_at:
         record = None
     return _RULES[type(operation)](record, operation, now)
@@ -384,7 +387,7 @@ def _reset(record: Record | None, reset: Reset, _now: int) -> tuple[Record | Non
     return None, True
 
 
-# A table by type instead of `match`: each class pattern that does not match costs more than the rule itself.
+# A table by type is used instead of `match`: each class pattern that does not match takes longer than the rule itself.
 _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None, Answer]]]] = {
     Claim: _claim,
     Take: _take,
@@ -422,8 +425,8 @@ def _admitted_record(admit: Admit, now: int) -> Record:
 
 
 def _completed_if_marking(record: Record, claim: Claim, now: int) -> Record:
-    """The granted record; for a marking claim, the same record completed. The handler may then start at any time before
-    the record expires, and the payload is no longer needed."""
+    """Return the granted record. If the claim has `marks`, the record is also completed: its handler may start at any
+    time before the record expires, and the payload is no longer needed."""
     if not claim.marks:
         return record
     done = replace(record, state=COMPLETED, completed_at=now, expires_at=now + claim.retention, payload=None)
@@ -439,8 +442,8 @@ def _with_later_expiry(record: Record, claim: Claim, now: int) -> Record:
 
 
 def _attempts_and_losses(record: Record) -> tuple[int, int]:
-    """`attempts` and `lost` before the next attempt. The last attempt of a record in progress is lost. The first lost
-    attempt is subtracted from `attempts`: its worker may have died of another event of the batch."""
+    """`attempts` and `lost` before the next attempt. If the record is in progress, its last attempt is lost. The first
+    lost attempt is subtracted from `attempts`, because another event of the batch may have killed the worker."""
     if record.state != IN_PROGRESS:
         return record.attempts, record.lost
     return record.attempts - (not record.lost), record.lost + 1

@@ -11,20 +11,21 @@ _read = time.clock_gettime_ns
 
 
 def wall() -> int:
-    """Wall time. It can step back, so stores wrap it in `Steady`."""
+    """Wall time. Wall time can step back, so stores wrap this clock in `Steady`."""
     return time.time_ns() // 1_000
 
 
 def since_boot() -> int:
-    """Time since boot. It never steps, so it measures durations."""
+    """Time since boot. This clock never steps, so it is used to measure durations."""
     return _read(_BOOT) // 1_000
 
 
 class Steady:
     """Wall time that never goes back and never stops.
 
-    When the wall clock steps back, this clock continues from its last value at the rate of the boot clock. If it
-    stopped until the wall clock caught up, every lease of a crashed worker would stay alive for as long as the step.
+    When the wall clock steps back, this clock continues from its last value at the rate of the boot clock. If this
+    clock stopped until the wall clock caught up, the lease of every crashed worker would last longer by the size of the
+    step.
     """
 
     def __init__(self, wall: Clock = wall, boot: Clock = since_boot) -> None:
@@ -34,9 +35,10 @@ class Steady:
         self._last_boot = boot()
 
     def __call__(self, at_least: int = 0) -> int:
-        """The time now, but not before `at_least`, the latest time that other users of the same store have seen."""
-        # The wall clock is read first. If the boot clock were, a pause between the two reads would put this clock ahead
-        # of the wall clock.
+        """Return the current time, but not less than `at_least`: the latest time that other users of the same store
+        have seen."""
+        # The wall clock is read first. If the boot clock were read first, a pause between the two reads would put this
+        # clock ahead of the wall clock.
         wall = self._wall()
         boot = self._boot()
         self._last = max(wall, at_least, self._last + boot - self._last_boot)
@@ -49,5 +51,5 @@ def _frozen() -> int:
 
 
 def store_clock(clock: Clock | None) -> Steady:
-    """The clock of a store. With a clock that was passed in, time moves only as that clock moves."""
+    """The clock of a store. If `clock` is given, time moves only when `clock` moves."""
     return Steady() if clock is None else Steady(clock, _frozen)

@@ -13,8 +13,8 @@ _LONGEST = 36_500 * _UNITS["d"]
 
 
 def microseconds(value: Duration | int, setting: str = "duration", *, or_none: bool = False) -> int:
-    """Parse a duration. `setting` is its name in errors. A number without a unit is an error, because its unit would be
-    a guess; with `or_none`, 0 is allowed. Raises SettingError."""
+    """Parse a duration. `setting` is the name of the duration in error messages. A number without a unit is an error,
+    because the unit would be a guess. With `or_none`, 0 is allowed. Raises SettingError."""
     if or_none and value == 0:
         return 0
     if isinstance(value, timedelta):

@@ -30,7 +30,7 @@
             └── Unkeepable    the store cannot hold this one record; other records are not affected
 
 The normal results of an event (duplicate, failure of the handler, conflict) are values: see `Outcome`. Only `once` and
-Lambda handlers raise for them, because they have no other way to report a result.
+Lambda handlers raise an exception for such a result, because they have no other way to report it.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ _MAX_RETRY_AFTER: Final = 7 * 86_400  # seconds
 class OncegateError(Exception):
     """The root of the tree: catch it to catch every error that Oncegate raises on purpose.
 
-    Errors can be pickled, for example by a process pool. Python's default unpickling calls the class with the text
-    of the error. That fails here, because several of these classes take other arguments than a text."""
+    Errors can be pickled, for example by a process pool. Python's default unpickling calls the class with the text of
+    the error. This would fail for several of these classes, because they take other arguments than a text."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (type(self), self.args, self.__dict__)
@@ -51,7 +51,7 @@ class OncegateError(Exception):
 
 def _unpickle(kind: type[OncegateError], args: tuple[Any, ...], attributes: dict[str, Any]) -> OncegateError:
     error = kind.__new__(kind)
-    super(OncegateError, error).__init__(*args)  # only the built-in part: `attributes` holds the result of our __init__
+    super(OncegateError, error).__init__(*args)  # the built-in __init__ only; `attributes` holds what ours has set
     error.__dict__.update(attributes)
     return error
 
@@ -59,8 +59,9 @@ def _unpickle(kind: type[OncegateError], args: tuple[Any, ...], attributes: dict
 class SettingError(OncegateError, ValueError):
     """A setting is invalid. The text names the setting and its value and says what is allowed.
 
-    `settings` are the names of the settings at fault, if the raiser knows them. `or_none` completes a sentence that
-    ends with "or None" (in a settings file: "or off"), such as "to leave it to the platform"."""
+    `settings` are the names of the invalid settings, if they are known. If None is allowed too, `or_none` says what
+    None does, such as "to leave it to the platform". The text then ends with "or None" (in a settings file: "or off")
+    and `or_none`."""
 
     def __init__(self, text: str, *, settings: Sequence[str] = (), or_none: str | None = None) -> None:
         self.text = text
@@ -77,7 +78,8 @@ class MissingExtra(OncegateError, ImportError):
 
 
 class SeveralEvents(OncegateError, ValueError):
-    """A call that takes exactly one event, such as `run`, got a payload with none or several. Use `run_batch`."""
+    """A call that takes exactly one event, such as `run`, got a payload with no event or with several events. Use
+    `run_batch`."""
 
     def __init__(self, count: int) -> None:
         super().__init__(f"this call takes one event, but the payload holds {count}; use run_batch([payload], handler)")
@@ -88,7 +90,7 @@ class TooManyEvents(OncegateError):
 
 
 class MissingKey(OncegateError, LookupError):
-    """An event lacks a part of its key. `tried` lists the paths that were looked up; choose a strategy whose parts
+    """An event lacks a part of its key. `tried` lists the paths that were looked up. Choose a strategy whose parts
     every event has, or set `on_missing_key`."""
 
     def __init__(self, strategy: str, tried: tuple[str, ...]) -> None:
@@ -99,8 +101,8 @@ class MissingKey(OncegateError, LookupError):
 
 
 class Unreadable(OncegateError, ValueError):
-    """`seen` or `once` got a payload that is not an event or has no key. They return only yes or no, or a result, so
-    they raise. The text says what is wrong with the payload."""
+    """`seen` or `once` got a payload that is not an event or has no key. `seen` returns only a boolean and `once` only
+    a result, so both report the problem with this exception. The text says what is wrong with the payload."""
 
 
 class CallError(OncegateError):
@@ -112,11 +114,11 @@ class CallError(OncegateError):
 
 
 class InFlight(CallError):
-    """Another worker still runs the same call after the whole `wait`. Call again later."""
+    """Another worker still runs the same call after `wait` has passed. Call again later."""
 
 
 class Conflict(CallError):
-    """The key was used before with other arguments. Use a key that tells the two calls apart."""
+    """The key was used before with other arguments. Use a key that is different for the two calls."""
 
 
 class Buried(CallError):
@@ -124,8 +126,8 @@ class Buried(CallError):
 
 
 class NoResult(CallError):
-    """The call completed before, but its result is not stored: the result was too large or could not be
-    encoded. Or the call is a redriven dead letter that still waits to run."""
+    """The call completed before, but its result is not stored: the result was too large or could not be encoded. Or the
+    call is a redriven dead letter that has not run yet."""
 
 
 class Unconfirmed(CallError):
@@ -133,11 +135,12 @@ class Unconfirmed(CallError):
 
 
 class RetryLater(OncegateError):
-    """A handler raises it when an attempt failed and a later one may work, not before `after` seconds if given.
+    """A handler raises it when an attempt failed but a later attempt may succeed. If `after` is given, the next attempt
+    does not start before `after` seconds have passed.
 
-    In the inbox, the attempt does not count for as long as `retry_for`. Elsewhere the attempt counts, and a failure at
-    the last attempt makes a dead letter. Set `public` if the reason holds nothing of the payload: it may then be
-    logged.
+    In the inbox, such attempts do not count for the duration `retry_for`. Elsewhere the attempt counts, and a failure
+    at the last attempt makes a dead letter. Set `public` if the reason contains nothing from the payload. The reason
+    may then be logged.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
@@ -150,7 +153,7 @@ class RetryLater(OncegateError):
 
 class Bury(OncegateError):
     """A handler raises it when no retry can work. The event becomes a dead letter at once, even if attempts are left.
-    Set `public` if the reason holds nothing of the payload: it may then be logged."""
+    Set `public` if the reason contains nothing from the payload. The reason may then be logged."""
 
     def __init__(self, reason: str, *, public: bool = False) -> None:
         self.public = public
@@ -170,13 +173,13 @@ class UnknownSource(OncegateError):
 
 
 class HandlerTimeout(OncegateError):
-    """A handler ran longer than `handler_timeout`. It is the cause of the failed outcome; callers never have to catch
-    it."""
+    """A handler ran longer than `handler_timeout`. The failed outcome holds this error; it is never raised, so callers
+    do not have to catch it."""
 
 
 class NotTaken(OncegateError):
-    """A Lambda invocation fails on purpose, so that AWS delivers it again. `outcomes` are the outcomes that must not be
-    acknowledged. Lambda logs the text, so the text holds nothing that came from a handler's exception."""
+    """A Lambda invocation fails on purpose, so that AWS delivers its events again. `outcomes` are the outcomes that
+    must not be acknowledged. Lambda logs the text, so the text holds nothing that came from a handler's exception."""
 
     def __init__(self, outcomes: Sequence[Any], why: str) -> None:
         self.outcomes = tuple(outcomes)
@@ -200,8 +203,8 @@ class QueueUnavailable(QueueError):
 
 
 class StoreError(OncegateError):
-    """A store operation failed. If only the reply was lost, the store may have done it; a retry of the same request is
-    safe. `brief` describes the failure without the address of the store."""
+    """A store operation failed. If only the reply was lost, the store may have carried out the operation. A retry of
+    the same request is safe. `brief` describes the failure without the address of the store."""
 
     brief = "it failed"
 

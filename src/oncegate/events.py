@@ -24,7 +24,7 @@ class StateChange(Struct, frozen=True, gc=False):
 class Key(Struct, frozen=True, gc=False):
     """The identity of an event. `str(key)` is 32 hexadecimal digits and does not change between versions.
 
-    `binds`: the key stands for one content, so a known key with other content is a conflict. A key with a `change`
+    With `binds`, the key stands for one content: the same key with other content is a conflict. A key with a `change`
     belongs to one emission of a state change; the timeline decides which emissions are the same event.
     """
 
@@ -39,10 +39,10 @@ class Key(Struct, frozen=True, gc=False):
 
 
 class Evidence(Struct, frozen=True, gc=False):
-    """What the transport says about one delivery. It shows the kind of a duplicate and is never part of a key.
+    """Information from the transport about one delivery. It shows the kind of a duplicate. It is never part of a key.
 
-    `handed_key` is the key under which a gate published the event to a queue or a bus, if the message carries one. Each
-    ingress decides whether to trust it: over HTTP, any sender could set it."""
+    If a gate published the event to a queue or a bus, the message may carry the key that this gate used. `handed_key`
+    is that key. Each ingress decides whether to trust `handed_key`, because over HTTP any sender could set it."""
 
     message_id: str | None = None
     receive_count: int | None = None
@@ -61,8 +61,8 @@ class Delivery(Struct, frozen=True):
     """One delivery without its transport wrapping: a JSON value, and the bytes of its document.
 
     For a value that did not arrive as bytes, `raw` is the value encoded as JSON. `envelope` is the EventBridge envelope
-    whose detail is the body. A delivery with a `frame` is a message of the transport itself, not an event. `polled`: it
-    is an item of the list that a NICE CXone poll returned.
+    whose detail is the body. A delivery with a `frame` is a message of the transport itself, not an event. `polled`
+    means that the delivery is an item of the list that a NICE CXone poll returned.
     """
 
     body: Any
@@ -77,11 +77,11 @@ class Delivery(Struct, frozen=True):
 class Event(Struct, frozen=True, kw_only=True, gc=False):
     """What happened.
 
-    - `key`, `attempt`, `fence` and `stale` are set when the event is claimed, for the handler. `stale`: a newer state
-      of the entity is known; only keys with a timeline of states set it.
-    - `id` is the id of the envelope and `own_id` the id in the body. Without an envelope they are the same.
-    - `identity` is what the source uses to identify the event. If the content is part of the identity, the source sets
-      `content_hash`, too.
+    - `key`, `attempt`, `fence` and `stale` are set when the event is claimed, for the handler. `stale` means that a
+      newer state of the entity is known; only an event whose key has a timeline of states can be stale.
+    - `id` is the id of the envelope and `own_id` the id in the body. Without an envelope, both are the same id.
+    - `identity` is what the source uses to identify the event. If the content is part of the identity, the source also
+      sets `content_hash`.
     - `webhook_id` is the id of the Standard Webhook that carried the event, if its signature is valid.
     - An event with a `problem` could not be read. It keeps its raw bytes and no handler gets it.
     - An event with a `frame` is a message of the transport, such as a heartbeat or a confirmation.
@@ -113,9 +113,9 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def with_webhook_id(events: Sequence[Event], signed_id: str | None) -> list[Event]:
-    """The events of one request with its signed id (`Verifier.signed_id`). If there are several, each id ends with a
-    dot and the position of the event: they are different events, and a retry has them in the same order. A signed id
-    has no dot of its own."""
+    """Return the events of one request with the signed id of the request (`Verifier.signed_id`) as their `webhook_id`.
+    If the request holds several events, each id gets a dot and the position of the event at its end, because they are
+    different events. A retry holds the events in the same order. A signed id itself contains no dot."""
     if signed_id is None:
         return list(events)
     if len(events) == 1:

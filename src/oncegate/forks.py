@@ -1,7 +1,8 @@
 """Make locks, threads and connections safe across a fork.
 
-A lock, a thread or an SQLite connection belongs to one process. A registered object is brought to rest before a fork
-and continues after it. In the child it continues without the resources of the parent.
+A lock, a thread or an SQLite connection belongs to one process. Before a fork, all use of each registered object is
+finished or blocked. After the fork, the object can be used again. In the child, the object continues without the
+resources of the parent.
 """
 
 import os
@@ -14,14 +15,16 @@ from weakref import WeakSet
 
 class Forkable(Protocol):
     def before_fork(self) -> None:
-        """Finish or block all use until `after_fork`. An error must leave the object as it was."""
+        """Finish or block all use of the object until `after_fork`. If this method raises, it must leave the object as
+        it was."""
 
     def after_fork(self, *, in_child: bool) -> None:
         """Allow use again. In the child, drop the resources of the parent first."""
 
 
 class Holding:
-    """Holds a lock during a fork, so that no other thread does. The child calls `reset_in_child` before the release."""
+    """Holds a lock during a fork, so that no other thread holds the lock at that time. In the child, `reset_in_child`
+    is called before the lock is released."""
 
     fork_order = 2
 
@@ -57,22 +60,22 @@ class _Registry:
             self._all.add(forkable)
 
     def in_order(self) -> list[Forkable]:
-        """The objects in the order in which they are locked. Stores come first: a thread that holds a store may wait
-        for another lock, but never the reverse. The order is total, so that two threads that fork at the same time do
-        not deadlock."""
+        """The objects in the order in which they are locked before a fork. Stores come first: a thread that holds a
+        store may wait for another lock, but a thread that holds another lock never waits for a store. All threads use
+        the same order, so two threads that fork at the same time do not deadlock."""
         with self._lock:
             return sorted(self._all, key=lambda forkable: (getattr(forkable, "fork_order", 1), id(forkable)))
 
     def unlock(self) -> None:
-        """Replace the lock in the child: a thread of the parent may have held it."""
+        """Replace the lock in the child, because a thread of the parent may have held the old lock."""
         self._lock = threading.RLock()
 
 
 class _Fork(threading.local):
-    """The fork in this thread: the objects to bring to rest, in order, and how many of them are at rest."""
+    """The state of a fork in this thread: the objects to lock, in order, and how many of them are locked."""
 
     order: list[Forkable] | None = None
-    rested = 0
+    locked = 0
 
 
 _registry = _Registry()
@@ -87,23 +90,23 @@ def watch(forkable: Forkable) -> None:
 def _before() -> None:
     if _fork.order is None:
         _fork.order = _registry.in_order()
-    while _fork.rested < len(_fork.order):
-        _fork.order[_fork.rested].before_fork()
-        _fork.rested += 1
+    while _fork.locked < len(_fork.order):
+        _fork.order[_fork.locked].before_fork()
+        _fork.locked += 1
 
 
 def _after(*, in_child: bool) -> None:
     if in_child:
         _registry.unlock()
-    while _fork.order is not None and _fork.rested:
-        _fork.rested -= 1
-        _fork.order[_fork.rested].after_fork(in_child=in_child)
+    while _fork.order is not None and _fork.locked:
+        _fork.locked -= 1
+        _fork.order[_fork.locked].after_fork(in_child=in_child)
     _fork.order = None
 
 
 if hasattr(os, "register_at_fork"):
-    # A signal handler that raises in one of these ends the function, and the fork continues. So each function is
-    # registered twice: the second call finishes the work of the first.
+    # If a signal handler raises in one of these functions, the function ends early, but the fork continues. So each
+    # function is registered twice: the second call finishes the work of the first call.
     for _ in range(2):
         os.register_at_fork(
             before=_before,

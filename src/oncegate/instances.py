@@ -1,7 +1,8 @@
 """A random name for this process. The owner of every claim that the process makes starts with this name.
 
 A store that can detect whether a process still runs (SQLite does, with a file lock) identifies the process by this
-name. A process id does not work: the system reuses it, and other containers have the same ids.
+name. A process id would not work: the system reuses process ids, and processes in other containers may have the same
+id.
 """
 
 import os
@@ -15,7 +16,7 @@ _name: bytes = os.urandom(SIZE)
 
 
 def instance() -> bytes:
-    """The name of this process. A forked child gets a new one."""
+    """The name of this process. A forked child gets a new name."""
     return _name
 
 

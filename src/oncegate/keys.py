@@ -1,8 +1,8 @@
 """Key strategies: functions from an event to its key. Two deliveries with the same key are the same event.
 
-A strategy raises MissingKey when an event lacks a part of the key: a missing part must never give two events the same
-key. A path is looked up in the body of the event, then in the whole document that arrived, then among the fields that
-the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
+A strategy raises MissingKey when an event lacks a part of the key. Otherwise all events that lack this part could get
+the same key. A path is looked up in the body of the event, then in the whole document that arrived, then among the
+fields that the source has read: `entity`, `part`, `state`, `type`, `occurred_at`.
 """
 
 import re
@@ -36,7 +36,8 @@ def make(strategy: str, event: Event, parts: Sequence[Any], *, binds: bool = Tru
 
 
 def auto(event: Event) -> Key:
-    """The default key of the source of the event. If the source has none: the id of the event, else its content."""
+    """Use the default key of the source of the event. If the source has no default key, use the id of the event. If the
+    event has no id, use its content."""
     if not event.identity:
         return content(event) if event.id is None else event_id(event)
     if event.content_hash is None:
@@ -45,14 +46,16 @@ def auto(event: Event) -> Key:
 
 
 def event_id(event: Event) -> Key:
-    """The id in the body, else the id of the envelope. Never an id of the transport, such as an SQS message id."""
+    """Use the id in the body, otherwise the id of the envelope. An id of the transport, such as an SQS message id, is
+    never used."""
     if not event.own_id and event.id is None:
         raise MissingKey("event_id", ("id",))
     return make("event_id", event, event.own_id or [event.id])
 
 
 def webhook_id(event: Event) -> Key:
-    """The `webhook-id` of a Standard Webhook. The sender signs it and repeats it in retries. Other events have none."""
+    """Use the `webhook-id` of a Standard Webhook. The sender signs this id and repeats it in retries. Other events have
+    no key under this strategy."""
     if event.webhook_id is None:
         raise MissingKey("webhook_id", ("the signed webhook-id of a Standard Webhook",))
     return make("webhook_id", event, [event.webhook_id])
@@ -63,7 +66,8 @@ def content(event: Event, /) -> Key: ...
 @overload
 def content(*, exclude: str | Sequence[str]) -> Strategy: ...
 def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ()) -> Key | Strategy:
-    """The canonical body, the type and the entity of the event. Type and entity may come from outside the body.
+    """Use the canonical body, the type and the entity of the event. The type and the entity may come from outside the
+    body.
 
     `content(exclude=["meta.sentAt"])` leaves out members of the body.
     """
@@ -85,10 +89,11 @@ def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ())
 
 
 def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A002  # a public name
-    """The values at these paths, such as `fields("data.case.id", "data.status")`. The event must have all of them.
+    """Use the values at these paths, such as `fields("data.case.id", "data.status")`. The event must have a value at
+    every path.
 
-    With `round="1m"`, times among the values are rounded down to the minute. Two copies one second apart can still fall
-    into two minutes. Rounding merges different content, so the key does not bind content.
+    With `round="1m"`, times among the values are rounded down to the minute. Two copies that are one second apart may
+    still be rounded to different minutes. Rounding merges different content, so the key does not bind content.
     """
     wanted = _check_paths("fields()", paths)
     width = None if round is None else microseconds(round, "round")
@@ -106,8 +111,8 @@ def fields(*paths: str, round: Duration | None = None) -> Strategy:  # noqa: A00
 
 
 def once_per(name: str, *paths: str) -> Strategy:
-    """One effect for all events with these values, such as `once_per("survey", "conversationId")`. The rest of the
-    content does not matter."""
+    """Allow one effect for all events with the same values at these paths, such as `once_per("survey",
+    "conversationId")`. The rest of their content does not matter."""
     wanted = _check_paths("once_per()", paths)
     if not isinstance(name, str) or not name:
         raise SettingError(f"once_per({name!r}, …): the first argument must be a name for the effect")
@@ -119,7 +124,7 @@ def once_per(name: str, *paths: str) -> Strategy:
 
 
 def first(*strategies: Callable[[Event], Any]) -> Strategy:
-    """The key of the first of these strategies whose parts the event has."""
+    """Use the first of these strategies whose parts the event has."""
     if not strategies:
         raise SettingError("first() takes at least one strategy, such as first(keys.event_id, keys.content)")
     candidates = [strategy(each) for each in strategies]
@@ -144,13 +149,14 @@ def state_change(
     aliases: Mapping[str, str] | None = None,
     rank: Mapping[str, int] | Sequence[str] | None = None,
 ) -> Strategy:
-    """One event for all emissions of one state change: same entity, same state, event times within `window`. Ids and
-    content may differ.
+    """Treat all emissions of one state change as one event: same entity, same state, event times within `window`. Their
+    ids and content may differ.
 
     `entity` and `state` are paths; by default the fields that the source has read are used. A type may end with a
-    state, such as `call.ended`. An event of this type then shares a timeline with events of type `call.held`, and its
-    state is `ended` if it has no other state. `aliases={"answered": "connected"}` makes two states equal. `rank` orders
-    states with equal times. The timeline of the entity decides which emissions are one event.
+    state, such as `call.ended`. Events of type `call.ended` then share a timeline with events of type `call.held`. The
+    state of a `call.ended` event is `ended` if the event has no other state. `aliases={"answered": "connected"}` makes
+    these two states equal. `rank` orders states with equal times. The timeline of the entity decides which emissions
+    are one event.
     """
     width = microseconds(window, "window")
     _check_paths(
@@ -208,14 +214,14 @@ def content_hash(event: Event) -> bytes:
 
 
 def _outside_body(event: Event) -> tuple[Any, ...]:
-    """Type and entity, which the body may not contain: two events of different types or entities may have equal bodies.
-    Empty if the source identifies the event by its content alone."""
+    """The type and the entity of the event. The body does not always contain them, so two events of different types or
+    entities may have equal bodies. The result is empty if the source identifies the event by its content alone."""
     content_is_all = event.content_hash is not None and not event.identity
     return () if content_is_all or (event.type is None and event.entity is None) else (event.type, event.entity)
 
 
 def _state_text(value: Any) -> str | None:
-    """A value as the name of a state; None if the value cannot be a state."""
+    """Convert a value to the name of a state. Returns None if the value cannot be a state."""
     return str(value) if isinstance(value, bool | int | str) and value != "" else None
 
 
@@ -248,8 +254,8 @@ def _lookup(event: Event, dotted: str) -> Any:
 
 
 def _in_document(document: Any, steps: Path) -> Any:
-    """The value at a path in the document that arrived. If an EventBridge input path passed on only the `detail`, a
-    path that starts with `detail` works as it does with the envelope."""
+    """The value at a path in the document that arrived. An EventBridge input path may have passed on only the `detail`,
+    without the envelope. A path that starts with `detail` then finds the same value as with the envelope."""
     found = into(document, steps)
     if found is None and steps[0] == "detail" and isinstance(document, dict) and "detail" not in document:
         return into(document, steps[1:])
@@ -264,7 +270,7 @@ def _event_field(event: Event, name: str) -> Any:
 
 def _rounded(dotted: str, value: Any, width: int) -> Any:
     """The bucket that a time falls into; the value itself if it is not a time. A value that is not an ISO time counts
-    as a time only if the name of its member says so, because an id can also consist of digits."""
+    as a time only if its member is named like a time, because an id can also consist of digits."""
     is_iso = isinstance(value, str) and _ISO_TIME.match(value)
     if not is_iso and not isinstance(value, dict) and not _TIME_NAME.search(path(dotted)[-1]):
         return value
@@ -273,7 +279,8 @@ def _rounded(dotted: str, value: Any, width: int) -> Any:
 
 
 def _path_in_body(event: Event, steps: Path) -> Path:
-    """A path relative to the body: unchanged, or without the steps that lead to the body in the document."""
+    """Make a path relative to the body. If the path starts at the document, the steps that lead to the body are
+    removed. Any other path is returned unchanged."""
     if into(event.body, steps) is None and event.source != "plain" and event.raw:
         document = decode(event.raw)
         for count in range(1, len(steps)):

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 
-# The rank of an unknown state: after the initial states and before the final ones.
+# The rank of an unknown state: after the initial states and before the final states.
 UNKNOWN: Final = 25
 
 RANKS: Final[Mapping[str, int]] = {
@@ -65,7 +65,7 @@ RANKS: Final[Mapping[str, int]] = {
     "create": 1,
     "update": UNKNOWN,
     "delete": 40,
-    # Genesys presence and routing status; they have no order, because users change from any of them to any other
+    # Genesys presence and routing status; these states have no order, because users change from any state to any other
     "available": UNKNOWN,
     "away": UNKNOWN,
     "break": UNKNOWN,
@@ -143,10 +143,10 @@ class States:
     def find(self, kind: str, stated: str | None) -> FoundState | None:
         """The state of an event of type `kind` whose body names the state `stated`, if any. None if there is no state.
 
-        The last word of the type is a state if it is a known state or equal to the stated one. Not every word is: two
-        updates are not one state change. Types that end with a state share a family: `call.held` and `call.ended`. If
-        the type and the body name different states, both count: `case.created` and `case.transferred` are different
-        events even if the case is open in both.
+        The last word of the type is a state if it is a known state or equal to `stated`. Other words are not states:
+        for example, two updates are not one state change. Types that differ only in the state at their end share a
+        family, such as `call.held` and `call.ended`. If the type and the body name different states, both are used:
+        `case.created` and `case.transferred` are different events, even if both bodies name the state `open`.
         """
         family, _, last = kind.rpartition(".")
         word, state = self._resolve(last), None if stated is None else self._resolve(stated)
@@ -164,7 +164,7 @@ class States:
 
 
 def resolve_aliases(aliases: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The aliases with every chain followed to its end. Raises SettingError for a circle."""
+    """The aliases, with every chain of aliases followed to its end. Raises SettingError if aliases form a circle."""
     given = {} if aliases is None else aliases
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise SettingError(f'aliases={aliases!r} must map states to states, such as {{"answered": "connected"}}')
@@ -182,7 +182,8 @@ def _end_of_chain(name: str, direct: Mapping[str, str]) -> str:
 
 
 def ranks(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]:
-    """The rank of each state. `given`, a mapping or a list in order, replaces the built-in ranks of its states."""
+    """The rank of each state. `given` is a mapping from states to ranks, or a list of states in order. It replaces the
+    built-in ranks of these states."""
     if given is None:
         return RANKS
     numbers: Mapping[str, int] = {}

@@ -5,11 +5,11 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Final
 
-_MAX_LISTED: Final = 20  # only the names of settings are more
+_MAX_LISTED: Final = 20  # only the settings have more names than this
 
 
 def unknown(name: str, known: Collection[str], what: str) -> str:
-    """The message for an unknown name, with the most similar known name or the list of all."""
+    """The message for an unknown name. It suggests the most similar known name, or lists all known names."""
     near = get_close_matches(name, known, n=1, cutoff=0.6)
     listed = ", ".join(sorted(known)) if len(known) <= _MAX_LISTED else f"{len(known)}: see docs/settings.md"
     hint = f"did you mean {near[0]}?" if near else f"there are {listed}"
@@ -26,7 +26,7 @@ def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:
 _MASK: Final = "***"
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|token|key|credential")
-# URL options without secrets: those of stores, queues and event buses, and common options of libpq.
+# URL options without secrets: the options of stores, queues and event buses, and common options of libpq.
 _KNOWN_OPTIONS: Final = """
 synchronous busy_timeout
 prefix connect_timeout timeout wait_replicas wait_timeout evicting buckets ca_file cert_file
@@ -39,11 +39,12 @@ KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())
 
 
 def masked(url: str, *, wholly: bool = False) -> str:
-    """The URL with its password masked, and every parameter that is not a known option or looks like a secret.
+    """The URL with its secrets masked: the password, and every parameter that is not a known option or looks like a
+    secret.
 
-    `wholly` masks the user name and all parameters. Use it for URLs of third parties, where a secret may have any name,
-    and for invalid URLs. An unescaped password may contain any character, so everything before the last @ counts as
-    part of it: masking too much is better than masking too little.
+    With `wholly`, the user name and all parameters are masked, too. Use `wholly` for URLs of third parties, because a
+    secret in such a URL may have any name, and for invalid URLs. An unescaped password may contain any character, so
+    everything before the last @ counts as part of the password: masking too much is better than masking too little.
     """
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     before, question, after = rest.partition("?")

@@ -10,9 +10,9 @@ Anchors never move. So, in any order of arrival:
   emissions of this state is near;
 - emissions further than the window from every anchor are never merged.
 
-A→B→A within one window stays three events, unless both A's arrive before B. Then the A's are already joined and B
-splits them; `splits` reports it, so that it can be counted. An anchor stores the times of the emissions that joined it,
-so a redelivery of one of them gets the anchor's key even after a split.
+A→B→A within one window stays three events, unless both A's arrive before B. If both A's arrive before B, they are
+joined already and B splits them. `splits` reports this case, so that it can be counted. An anchor stores the times of
+the emissions that joined it, so a redelivery of such an emission gets the anchor's key even after a split.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ MOST_JOINED: Final = 16  # times stored for each anchor; a state change is emitt
 
 
 class Anchor(Struct, frozen=True, array_like=True, gc=False):
-    """`first` and `last` are the times of the earliest and the latest emission that joined the anchor. `joined` are the
-    times of the first MOST_JOINED. Timelines of older versions have no `joined`."""
+    """`first` and `last` are the times of the earliest and the latest emission that joined the anchor. `joined` holds
+    the times of the first MOST_JOINED emissions that joined. Timelines that older versions wrote have no `joined`."""
 
     at: int
     rank: int
@@ -47,8 +47,8 @@ class Timeline(Struct, frozen=True, array_like=True):
 
 
 class Placed(Struct, frozen=True):
-    """The key of an emission, and the timeline after it was placed. `splits`: the emission lies between emissions that
-    are joined already. `stale`: a later state is known."""
+    """The key of an emission, and the timeline after the emission was placed. `splits` means that the emission lies
+    between emissions that are joined already. `stale` means that a later state is known."""
 
     timeline: Timeline
     key: bytes
@@ -69,14 +69,16 @@ def written(timeline: Timeline) -> bytes:
 
 
 def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | None = None) -> Placed:
-    """Place an emission with its own `key`. The timeline is the same object if nothing changed.
+    """Place an emission on the timeline. `key` is the key that the emission has if it joins no anchor. The timeline of
+    the result is the same object if nothing changed.
 
-    Anchors after `until`, usually the current time, make no other emission stale: their times are in the future."""
+    `until` is usually the current time. An anchor later than `until` makes no other emission stale, because the time of
+    such an anchor is in the future."""
     anchors = timeline.anchors
     joined = _joined_before(anchors, change) or _nearest_anchor(anchors, change)
     others = [anchor for anchor in anchors if anchor is not joined]
     past = others if until is None else [anchor for anchor in others if anchor.at <= until]
-    # A joined emission is the event of the anchor, so the position of the anchor counts.
+    # An emission that joins an anchor is the same event as the anchor, so the position of the anchor counts.
     position = (change.at, change.rank) if joined is None else (joined.at, joined.rank)
     stale = any((anchor.at, anchor.rank) > position for anchor in past)
     if joined is not None:
@@ -88,7 +90,7 @@ def place(timeline: Timeline, change: StateChange, key: bytes, *, until: int | N
 
 
 def _joined_before(anchors: Sequence[Anchor], change: StateChange) -> Anchor | None:
-    """The anchor that stores this time: an earlier delivery of this emission joined it."""
+    """The anchor that an earlier delivery of this emission has joined. The anchor stores the time of the emission."""
     return next((a for a in anchors if change.at in a.joined and a.state == change.state), None)
 
 

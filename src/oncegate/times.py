@@ -14,8 +14,8 @@ _DIGITS = re.compile(r"\d{1,20}(?:\.\d{1,9})?", re.ASCII)
 
 
 def moment(value: Any) -> datetime | None:
-    """Parse a time; None if the value is not a time. The size of a number shows its unit. Text without a zone is
-    UTC."""
+    """Parse a time. Returns None if the value is not a time. The size of a number shows its unit. Text without a time
+    zone is read as UTC."""
     kind = type(value)
     if kind is int:
         if 946_684_800_000 <= value < 7_258_118_400_000:  # fast path for milliseconds, the most frequent unit
@@ -31,13 +31,15 @@ def moment(value: Any) -> datetime | None:
 
 
 def microseconds_of(when: datetime) -> int:
-    """Whole microseconds since 1970, exact (`timestamp()` returns a float, which is not). Without a zone, UTC."""
+    """Whole microseconds since 1970. The result is exact, unlike the float that `timestamp()` returns. A time without a
+    zone is read as UTC."""
     since = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)) - EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def _scaled(number: Any) -> Any:
-    """Seconds, milli-, micro- or nanoseconds in microseconds. Their ranges do not overlap between 1973 and 5138."""
+    """Convert seconds, milliseconds, microseconds or nanoseconds to microseconds. The size of the number shows the
+    unit: for times between 1973 and 5138, the ranges of the units do not overlap."""
     if number < 100_000_000_000:
         return number * 1_000_000
     if number < 100_000_000_000_000:

@@ -25,7 +25,7 @@ from oncegate.settings.settings import DEFAULT
 _FORWARD: Final = [setting.path for setting in FORWARD]
 
 
-# The functions that use settings of a route, and the settings that each uses.
+# Functions that use settings of a route. Each is listed with the settings that it uses.
 _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     Settings.strategy: ["key"],
     Settings.hints: [setting.path for setting in READ],
@@ -33,7 +33,7 @@ _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
     secrets_of: ["serve.secret_env", "serve.secret_file"],
 }
-# The same for settings that are not set per route.
+# Functions that use settings which are not set per route. Each is listed with the settings that it uses.
 _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
     **{partial(check_work_option, name=name): [f"work.{name}"] for name in WORKER_OPTIONS},
@@ -60,16 +60,16 @@ def check() -> None:
     Functions that the settings name are imported. The URL of the store is checked, but the store is not opened.
     """
     settings, problems = examine_settings({})
-    exit_on_problems(list(dict.fromkeys([*problems, *_unusable(settings)])))
+    exit_on_problems(list(dict.fromkeys([*problems, *_problems_in_use(settings)])))
     chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
     places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
     summary = f"{times(len(chosen), 'setting')} from {places}, defaults for the rest" if chosen else "all defaults"
     print_text(f"The settings are valid: {summary}.")
 
 
-def _unusable(settings: Settings) -> list[str]:
-    """The problems that appear only when the settings are used. A use of a refused setting is skipped: that problem is
-    reported already, and the default value is not the user's choice."""
+def _problems_in_use(settings: Settings) -> list[str]:
+    """Use the settings, and return the problems that appear only then. A function that uses a refused setting is not
+    called: the problem of that setting is reported already, and its default value is not the user's choice."""
     uses: list[Callable[[], Any]] = []
     routes = settings.routes.values()
     for route in (settings, *routes):
@@ -89,7 +89,7 @@ def _problem(use: Callable[[], Any]) -> str | None:
 
 
 def _forwarding_problems(*routes: Settings) -> Iterator[str]:
-    """All problems of forwarding; a handler reports only the first one."""
+    """All problems of the forward settings. A handler reports only the first problem."""
     for route in routes:
         for path in ("serve.forward", "work.forward"):
             if route.refused.isdisjoint([path, *_FORWARD]):
@@ -116,7 +116,7 @@ def show(settings: Settings, output: str) -> None:
 
 
 def _retry_times(settings: Settings) -> dict[str, str]:
-    """How long the inbox retries an event, by the setting that decides it."""
+    """How long the inbox retries an event, by the name of the setting that decides this."""
     config = validate({name: settings[name] for name in DEFAULTS})
     if config.max_attempts is None:
         attempts = "failures are not counted; an event that always fails is retried forever"

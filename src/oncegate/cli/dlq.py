@@ -153,7 +153,7 @@ def _key(entry: Entry) -> str:
 
 
 def _namespaces(settings: Settings) -> set[str]:
-    """The namespaces that the settings name. Events that were redriven before may wait there."""
+    """The namespaces that the settings name. Events that were redriven earlier may still wait in these namespaces."""
     chosen = namespace_of(settings)
     return {chosen} if chosen else {each["namespace"] for each in (settings, *settings.routes.values())}
 
@@ -177,9 +177,9 @@ def _run_all(settings: Settings, store: Store, namespaces: Sequence[str], handle
 
 
 def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> Iterator[Outcome]:
-    """Run the waiting events until each is processed or a dead letter again.
+    """Run the waiting events until each event is processed or is a dead letter again.
 
-    The default of max_attempts applies if the settings have none: no platform counts the attempts here. Pauses are
+    If the settings have no max_attempts, its default applies, because no platform counts the attempts here. Pauses are
     short and unavailability counts as a failure, because a person waits for the result."""
     options: GateOptions = {
         "namespace": namespace,
@@ -227,7 +227,7 @@ def _wanted(store: Store, settings: Settings, keys: tuple[bytes, ...], *, or_wai
 
 
 def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = False) -> Entry:
-    """The dead letter of a key; with `or_waiting`, also an event that was redriven and waits."""
+    """The dead letter of a key; with `or_waiting`, also an event that was redriven and is not processed yet."""
     entry = find_record(store, settings, key)
     if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
         print_error(f"{key.hex()} is not a dead letter. {sentence(entry.record)}")

@@ -75,7 +75,8 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 
 
 def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Facts:
-    """The settings and their store. The default store is not read if parts of a deployment are named."""
+    """The facts about the settings and their store. The default store is not read if parts of a deployment are
+    named."""
     visibility = microseconds(settings["work.visibility"], "work.visibility")
     config = validate({name: settings[name] for name in DEFAULTS})
     facts = Facts(config=config, routes=_routes(settings), worker_visibility=visibility)
@@ -86,7 +87,7 @@ def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Fact
 
 
 def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
-    """The routes of the service, if the settings describe one."""
+    """The routes of the service, if the settings describe a service."""
     if not is_described(settings):
         return ()
     return tuple(
@@ -98,7 +99,7 @@ def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
 def _with_deployment(
     facts: Facts, settings: Settings, parts: dict[str, str | None], region: str | None, endpoint: str | None
 ) -> Facts:
-    """The facts, completed with those from AWS if a part is named or the store is in DynamoDB."""
+    """The facts, completed with facts from AWS if a part of a deployment is named or the store is in DynamoDB."""
     in_aws = facts.store is not None and facts.store.scheme == "dynamodb"
     if not in_aws and not _names_part(parts):
         return facts

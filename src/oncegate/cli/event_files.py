@@ -25,7 +25,7 @@ from oncegate.sources import NO_HINTS, Hints, read
 
 _STDIN = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# A line that ends with one of these continues in the next line: no complete document ends so.
+# A line that ends with one of these characters continues in the next line: no complete document ends with them.
 _CONTINUES = (b"[", b"{", b",", b":")
 _BLANK = re.compile(r"[ \t\r\n]*")
 
@@ -48,14 +48,14 @@ def open_input(file: str) -> Iterator[BinaryIO]:
 
 
 class JsonDocument(Struct, frozen=True):
-    """`line` is the number of its first line; None if it is the only document of the file."""
+    """`line` is the number of the first line of the document; None if the file has no other document."""
 
     raw: bytes
     line: int | None = None
 
 
 def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
-    """The documents of a stream, in order. An unreadable document is included, so that its place can be reported."""
+    """The documents of a stream, in order. Unreadable documents are included, so that their places can be reported."""
     lines = _lines(stream)
     head = [document for _, document in zip(range(2), lines, strict=False)]
     if len(head) < 2:
@@ -84,14 +84,14 @@ def _lines(stream: Iterable[bytes]) -> Iterator[JsonDocument]:
 
 
 def _is_line_format(first: bytes, second: bytes) -> bool:
-    """Whether each line is a document. The first line may be broken if the second one is complete and does not continue
-    the first."""
+    """Whether each line is a document. The first line may be broken if the second line is a complete document and does
+    not continue the first line."""
     return _is_complete(first) or (not first.endswith(_CONTINUES) and _is_complete(second, b"{"))
 
 
 def _is_complete(raw: bytes, start: bytes = b"") -> bool:
     """Whether the bytes are one JSON document that begins with `start`. A byte order mark is allowed here, because the
-    reader of the document refuses it with its own message."""
+    code that reads the document refuses it later with a clear message."""
     try:
         msgspec.json.decode(raw.removeprefix(_BYTE_ORDER_MARK), type=Raw)
     except (msgspec.MsgspecError, RecursionError):
@@ -100,7 +100,8 @@ def _is_complete(raw: bytes, start: bytes = b"") -> bool:
 
 
 def _split(raw: bytes) -> Iterator[JsonDocument]:
-    """One document that spans lines, else lines with a broken first line, else several documents in a row."""
+    """Split the bytes into documents. The bytes are one document that spans lines; otherwise one document per line, the
+    first of them broken; otherwise several documents in a row."""
     if _is_complete(raw):
         return iter([JsonDocument(raw)])
     lines = list(_lines(io.BytesIO(raw)))
@@ -120,7 +121,7 @@ def _documents_in_a_row(raw: bytes) -> Iterator[JsonDocument]:
 
 
 def _starts(raw: bytes) -> list[int]:
-    """The offsets at which documents start. The rest after the last readable document counts as one more."""
+    """The offsets at which documents start. The text after the last readable document counts as one more document."""
     text, at = raw.decode("latin-1"), 0  # one character per byte: only brackets and quotes matter here
     starts: list[int] = []
     scan = json.JSONDecoder(strict=False).raw_decode
@@ -140,7 +141,7 @@ def _starts(raw: bytes) -> list[int]:
 
 class FoundEvent(Struct, frozen=True):
     """An event and its place: the file, the first line of its document (None if the document is the whole file), and
-    its index within the document. `alone`: the document holds no other event."""
+    its index within the document. `alone` means that the document holds no other event."""
 
     number: int
     file: str
@@ -156,7 +157,8 @@ class FoundEvent(Struct, frozen=True):
 
 
 def check_readable(files: Sequence[str]) -> None:
-    """Exit before anything is printed if a file cannot be read. Named pipes are skipped: they open only once."""
+    """Exit before anything is printed if a file cannot be read. Named pipes are skipped, because a named pipe can be
+    opened only once."""
     for file in files:
         if not Path(file).is_fifo():
             with open_input(file):
@@ -179,8 +181,8 @@ def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[FoundEv
 
 
 def _within(raw: bytes, hints: Hints) -> tuple[bool, Iterable[Event]]:
-    """Whether a document holds exactly one event, and its events. The items of an array are read one by one: decoding
-    all of them at once would need many times the size of the array."""
+    """Whether a document is exactly one event (an array never is), and the events of the document. The items of an
+    array are read one by one: decoding all of them at once would need many times the size of the array."""
     items = array_items(raw)
     if items is not None:
         return False, chain.from_iterable(read(b"[%b]" % item, hints=hints) for item in items)

@@ -96,7 +96,7 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: st
 
 
 def _without_stages(explained: list[Explanation]) -> list[Explanation]:
-    """The explanations without the records of consumers: those are shown with the record of the published event."""
+    """Remove the explanations of consumers' records: these records are shown with the record of the published event."""
     shown = {(stage.namespace, stage.key) for each in explained for stage in each.handed_on}
     return [each for each in explained if each.entry is None or (each.entry.namespace, each.entry.key) not in shown]
 
@@ -123,7 +123,7 @@ def _show_table(explained: list[Explanation]) -> None:
     rows = []
     for each in explained[:_SHOWN]:
         entry = each.entry
-        assert entry is not None  # noqa: S101  # these were found
+        assert entry is not None  # noqa: S101  # a search finds only existing records
         record, about = entry.record, entry.record.about
         times_of = (readable_time(about.occurred_at), readable_time(record.first_seen))
         what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
@@ -184,7 +184,7 @@ def _show(explained: Explanation) -> None:
 
 
 def _facts(explained: Explanation) -> dict[str, Any]:
-    """The known facts, the most important ones first."""
+    """The known facts, with the most important facts first."""
     entry, key = explained.entry, explained.key
     facts = {} if entry is None else fields(entry, readable_time)
     if entry is not None:
@@ -208,7 +208,7 @@ def _tried(tried: TriedRoute) -> str:
 
 
 def _strategy(key: Key) -> str:
-    """The strategy as the settings name it, without the variant that `auto` chose: the parts show that."""
+    """The strategy as the settings name it, without the variant that `auto` chose: the parts show the variant."""
     return key.strategy.partition(".")[0]
 
 

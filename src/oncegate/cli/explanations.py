@@ -28,8 +28,8 @@ from oncegate.stores.base import Entry, KnowsEndedProcesses, Store, scan
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
 
-# How the key of a record was made: it is the key of the event, or that of a dead letter for a conflict, for a refused
-# event, or for an event that failed in mark_first mode.
+# How the key of a record was made. `own` is the key of the event itself. The other roles are keys of dead letters:
+# `conflict` for a conflict, `refused` for a refused event, and `marked` for an event that failed in mark_first mode.
 KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
 _NO_ID: Final = "an event without an id"
@@ -45,7 +45,7 @@ _UNKNOWN_TO_ALL: Final = (
 
 
 class Origin(Struct, frozen=True):
-    """How the key of a record was made, as its payload shows."""
+    """How the key of a record was made, according to the payload of the record."""
 
     role: KeyRole
     key: Key
@@ -57,7 +57,7 @@ def origin(entry: Entry, make: keys.Strategy, hints: Hints) -> Origin | None:
     if entry.record.payload is None:
         return None
     event = understood(delivery(entry.record.payload), hints)
-    made = _made(event, make)
+    made = _make_key(event, make)
     candidates: dict[KeyRole, Key] = {"refused": keys.make("kept", event, [digest(event.raw).hex()], binds=False)}
     if made is not None:
         content = keys.content_hash(event).hex()
@@ -69,7 +69,7 @@ def origin(entry: Entry, make: keys.Strategy, hints: Hints) -> Origin | None:
     return next((Origin(role, made or key, event) for role, key in candidates.items() if key.digest == entry.key), None)
 
 
-def _made(event: Event, make: keys.Strategy) -> Key | None:
+def _make_key(event: Event, make: keys.Strategy) -> Key | None:
     if event.problem is not None or event.frame is not None:
         return None
     try:
@@ -86,8 +86,8 @@ def _made(event: Event, make: keys.Strategy) -> Key | None:
 def decision(
     record: Record, now: int, role: KeyRole | None = None, consumer: Record | None = None, *, ended: bool = False
 ) -> str:
-    """Whether the event was run and why, and what happens to another delivery. `consumer` is the record of a published
-    event at its consumer. `ended`: the process that holds the claim is known to have ended."""
+    """A text that says whether the event was run and why, and what happens to another delivery. `consumer` is the
+    record that the consumer of a published event has. `ended` means that the process that holds the claim has ended."""
     if record.state == COMPLETED and record.handed_to is not None:
         return _published(record, consumer, now)
     if record.state == COMPLETED:
@@ -211,7 +211,7 @@ def _error(record: Record) -> str:
 
 class TriedRoute(Struct, frozen=True):
     """A route whose key was looked up: its name, its namespace, the key of the event on that route, and whether a
-    record exists. `problem` is why the event has no key on that route."""
+    record exists. `problem` says why the event has no key on that route."""
 
     route: str
     namespace: str
@@ -226,7 +226,7 @@ def _waits(entry: Entry) -> bool:
 
 class Explanation(Struct, frozen=True):
     """The sentence, and the facts behind it as far as they are known: the record, the key, the kind of duplicate, the
-    paths at which a conflict differs, the timeline of the entity (time, state, key, whether the key is that of this
+    paths at which a conflict differs, the timeline of the entity (time, state, key, whether it is the key of this
     event), the routes that were tried, and the records at the consumers of a published event."""
 
     sentence: str
@@ -241,18 +241,18 @@ class Explanation(Struct, frozen=True):
 
 
 class Explainers:
-    """One explainer for each route: routes have their own namespace, key and hints. Each is created on first use,
-    because the key of a route may be a function that must be imported."""
+    """One explainer for each route: routes have their own namespace, key and hints. Each explainer is created on first
+    use, because the key of a route may be a function that must be imported."""
 
     def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
         self._store = store
         self._scan_limit = scan_limit
         self._routes = by_route(settings)
-        self._made: dict[str, Explainer] = {}
+        self._explainers: dict[str, Explainer] = {}
 
     @property
     def hints(self) -> Hints:
-        """The hints of the first route, with which a file is read."""
+        """The hints of the first route. A file is read with these hints."""
         return self._of(next(iter(self._routes))).hints
 
     def record(self, entry: Entry) -> Explanation:
@@ -273,9 +273,9 @@ class Explainers:
         return Explanation(_UNKNOWN_TO_ALL.format(routes=routes), explained[0].at, tried=tried)
 
     def _of(self, name: str) -> "Explainer":
-        if name not in self._made:
-            self._made[name] = Explainer(self._store, self._routes[name], self._scan_limit)
-        return self._made[name]
+        if name not in self._explainers:
+            self._explainers[name] = Explainer(self._store, self._routes[name], self._scan_limit)
+        return self._explainers[name]
 
     def _read(self, event: Event, name: str) -> Event:
         """The event, read with the hints of a route."""
@@ -302,15 +302,15 @@ class Explainer:
         self.hints = settings.hints()
 
     def record(self, entry: Entry) -> Explanation:
-        """Explain a record, with the facts from its payload if it still has one."""
+        """Explain a record, with facts from its payload if the record still has a payload."""
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
-            return self._decided(entry, now)
+            return self._explain_entry(entry, now)
         key = known.key if known.role == "own" else None
-        return self._with_timeline(self._decided(entry, now, known.role, key), entry.namespace, key)
+        return self._with_timeline(self._explain_entry(entry, now, known.role, key), entry.namespace, key)
 
-    def _decided(
+    def _explain_entry(
         self, entry: Entry, now: int, role: KeyRole | None = None, key: Key | None = None, kind: str | None = None
     ) -> Explanation:
         handed_on = stage_records(self._store, entry)
@@ -321,7 +321,8 @@ class Explainer:
         return Explanation(sentence, now, entry, key, kind, handed_on=tuple(handed_on))
 
     def _entity_order(self, entry: Entry) -> str:
-        """Which event of the same entity a waiting event waits for, or how many events wait for it."""
+        """A sentence about a waiting event: which event of the same entity it waits for, or how many events wait for
+        it. Empty for other events."""
         if not _waits(entry) or entry.record.about.entity is None:
             return ""
         line = {each.key: each for each in self._waiting_events(entry)} | {entry.key: entry}
@@ -352,12 +353,12 @@ class Explainer:
             return Explanation(item.outcome.reason, now)
         if isinstance(item, UnguardedEvent):
             return Explanation(f"Run without protection against duplicates: {item.unguarded}.", now)
-        return self._looked_up(item, now)
+        return self._look_up(item, now)
 
-    def _looked_up(self, job: Job, now: int) -> Explanation:
+    def _look_up(self, job: Job, now: int) -> Explanation:
         namespace = namespace_of(self._settings)
         within = namespace or self._settings["namespace"]
-        key = self._anchored(within, job.key)
+        key = self._key_of_anchor(within, job.key)
         entries = self._store.browse(namespace, key=key.digest)
         if job.carried is not None and (published := self._store.browse(namespace, key=job.carried)):
             key, entries = Key(job.carried, HANDED_ON, (job.carried.hex(),), key.binds), published
@@ -368,16 +369,16 @@ class Explainer:
                 retention=self._settings["retention"],
             )
             return self._with_timeline(Explanation(sentence, now, key=key), within, key)
-        return self._with_timeline(self._judged(job.event, key, entry, now), entry.namespace, key)
+        return self._with_timeline(self._explain_delivery(job.event, key, entry, now), entry.namespace, key)
 
-    def _judged(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
-        """What happens to a delivery of the event now."""
+    def _explain_delivery(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
+        """Explain what happens to a delivery of the event now."""
         record = entry.record
         same = keys.content_hash(event) == record.payload_hash
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)
-        return self._decided(entry, now, None, key, f"{kind} of {event_name(record)}")
+        return self._explain_entry(entry, now, None, key, f"{kind} of {event_name(record)}")
 
     def _conflict(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
         record = entry.record
@@ -393,8 +394,9 @@ class Explainer:
 
     # ── timelines ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _anchored(self, namespace: str, key: Key) -> Key:
-        """The key of a state change: its own key, or the key of the emission that it joins."""
+    def _key_of_anchor(self, namespace: str, key: Key) -> Key:
+        """Return the key of the emission that a state change joins. Returns `key` itself if it joins no emission, or if
+        it is not the key of a state change."""
         if key.change is None:
             return key
         return replace(key, digest=place(self._timeline(namespace, key), key.change, key.digest).key)

@@ -18,14 +18,15 @@ from oncegate.settings.schema import FORWARD, HANDLER_OPTIONS, LOG_ONLY
 from oncegate.sinks import forward, publish
 
 _FORWARD: Final = [setting.name for setting in FORWARD]
-# Options that are checked independently of the URL, with a valid URL in its place.
+# Options that do not depend on the URL. They are checked together with a valid URL, in place of the URL of the
+# settings.
 _INDEPENDENT: Final = (("headers",), ("pins",), ("ca",), ("certificate", "certificate_key"))
 _VALID_URL: Final = "https://receiver.invalid"
 _PRINT_WITHIN: Final = 1.0  # seconds
 
 
 def load_handler(name: str, where: str) -> Handler:
-    """Import a plain handler. `where` is the place that names it, for errors."""
+    """Import a plain handler. `where` is the place that names the handler, for error messages."""
     return _load(name, where, may_await=False)
 
 
@@ -44,7 +45,7 @@ def _load(name: str, where: str, *, may_await: bool) -> Callable[..., Any]:
 
 
 def chosen_handler(settings: Settings, table: str) -> Handler | AsyncHandler | None:
-    """The handler that a table of the settings names; None if it names none. A sink is a handler too."""
+    """The handler that a table of the settings names; None if the table names no handler. A sink is a handler, too."""
     chosen = [f"{table}.{option}" for option in HANDLER_OPTIONS if settings[f"{table}.{option}"] is not None]
     if not chosen:
         return None
@@ -102,9 +103,9 @@ def _problem_with(url: str, settings: Settings, names: Sequence[str]) -> str | N
 
 
 def abandon(handlers: str, drain: str) -> NoReturn:
-    """End the process while handlers still run. Python itself would wait for them without a limit."""
+    """End the process while handlers still run. A normal exit of Python would wait for the handlers without a limit."""
     text = f"{handlers} did not end within {drain}; the events are redelivered when their leases end"
-    # In a thread: a write to a full pipe that nobody reads would block forever.
+    # The text is printed in a thread, because a write to a full pipe that nobody reads would block forever.
     thread = threading.Thread(target=_print_last, args=(text,), daemon=True)
     thread.start()
     thread.join(_PRINT_WITHIN)

@@ -1,4 +1,4 @@
-"""The actions of `oncegate infra`. They are not in the module of its options because they need the extra `aws`."""
+"""The actions of `oncegate infra`. They are separate from `cli/infra.py` because they need the extra `aws`."""
 
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _HEADERS = ("plan", "part", "name", "why")
 
 
 def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
-    with _connected(region, wanted.endpoint) as (cloud, place, progress):
+    with _connect(region, wanted.endpoint) as (cloud, place, progress):
         design = Design(wanted, place)
         steps = [*plan(cloud, design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
@@ -69,7 +69,7 @@ def _print_kept(steps: list[Step], output: str) -> None:
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
-    with _connected(region, endpoint) as (cloud, place, progress):
+    with _connect(region, endpoint) as (cloud, place, progress):
         steps = plan_removal(existing_parts(cloud, possible_parts(cloud, name, place)))
         steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
         deletions = [step for step in steps if step.action == "delete"]
@@ -97,7 +97,7 @@ def _confirm_deletion(count: int, place: Placement) -> None:
 
 
 def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
-    with _connected(region, endpoint) as (cloud, place, _progress):
+    with _connect(region, endpoint) as (cloud, place, _progress):
         found = list(existing_parts(cloud, possible_parts(cloud, name, place)))
     rows: list[dict[str, Any]] = [
         {
@@ -132,8 +132,8 @@ def template(wanted: Wanted, *, policy: bool) -> None:
 
 
 @contextmanager
-def _connected(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
-    """A client for AWS, its account and region, and a progress line for slow requests."""
+def _connect(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
+    """Connect to AWS. Yields a client, its account and region, and a progress line for slow requests."""
     with Progress() as progress:
         cloud = Cloud(region, endpoint, lambda what: progress.show(f"waiting for {what} …"))
         try:

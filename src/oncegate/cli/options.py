@@ -36,7 +36,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Call a command with the `settings`, and add a flag for each of these."""
+    """Add a flag for each of these settings to a command, and pass the command all settings in the argument
+    `settings`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -55,7 +56,7 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
 
 
 def examine_settings(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings for this command, and the problems in them."""
+    """The settings for this command, and the problems of these settings."""
     config = flags.get("config") or click.get_current_context().find_root().params["config"]
     return examine(flags={**flags, "config": config})
 
@@ -145,7 +146,7 @@ def read_only_store(settings: Settings) -> Store:
 
 
 def namespace_of(settings: Settings) -> str | None:
-    """The namespace of the settings; None (all namespaces) if they do not name one."""
+    """The namespace of the settings; None (all namespaces) if the settings do not name a namespace."""
     chosen: str | None = settings.chosen("namespace")
     return chosen
 

@@ -18,9 +18,9 @@ from oncegate.gate.observers import escaped
 from oncegate.text import clean
 from oncegate.times import EPOCH
 
-_WIDE = 150  # a terminal this wide shows all columns, with folded cells if needed
+_WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
 _GAP = 2
-_NARROWEST = 8  # a column that would be narrower is left out
+_NARROWEST = 8  # a column that would be narrower than this is left out
 _LONGEST_LABEL = 40
 _KEY = "key"
 _PROGRESS_AFTER = 1_000_000  # microseconds
@@ -68,8 +68,8 @@ def show_json(value: Any) -> None:
 
 
 def show_json_stream(name: str, items: Iterable[Any], rest: Callable[[], dict[str, Any]]) -> None:
-    """Print one object: a member with a list that need not fit into memory, then the members of `rest`, which is
-    called after the last item."""
+    """Print one JSON object. Its first member, `name`, is a list that need not fit into memory. The members that `rest`
+    returns follow. `rest` is called after the last item."""
     print(f'{{\n  "{name}": [', end="")
     before = "\n"
     for item in items:
@@ -92,8 +92,9 @@ def _json(value: Any) -> str:
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
     """Print a table. Long cells are folded, never cut.
 
-    If the terminal is too narrow for all columns, only the essential columns are shown; if it is too narrow for these,
-    the last ones are left out. A line then names the missing columns. In a pipe all columns are printed.
+    If the terminal is too narrow for all columns, only the essential columns are shown. If the terminal is too narrow
+    for the essential columns, the last of them are left out. A line below the table names the missing columns. In a
+    pipe, all columns are printed.
     """
     texts = _texts(rows)
     if not sys.stdout.isatty():
@@ -120,8 +121,8 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
 
 
 def _fitting(columns: list[int], widths: dict[int, int], unfolded: Collection[int], room: int) -> list[int]:
-    """The columns without the last foldable ones that would be narrower than `_NARROWEST`. Rich fits the widths of
-    columns, but it never leaves one out."""
+    """Remove foldable columns, the last column first, until no column has to be narrower than `_NARROWEST`. Returns the
+    remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
     shown = list(columns)
     least = {index: widths[index] if index in unfolded else min(widths[index], _NARROWEST) for index in columns}
     while sum(least[index] + _GAP for index in shown) - _GAP > room and (foldable := [*set(shown) - set(unfolded)]):
@@ -130,7 +131,8 @@ def _fitting(columns: list[int], widths: dict[int, int], unfolded: Collection[in
 
 
 def show_plain_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table without folding it, also on a narrow terminal. Its last column is the one with long cells."""
+    """Print a table without folding it, even on a narrow terminal. The column with long cells must be the last
+    column."""
     _print_plain(headers, _texts(rows))
 
 
@@ -139,7 +141,7 @@ def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
 
 
 def _print_plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns without trailing spaces. Rich would pad every line to the width of the table."""
+    """Print aligned columns without trailing spaces. Rich would pad every line to the width of the table."""
     widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
     for row in [headers, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

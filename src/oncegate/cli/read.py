@@ -57,7 +57,8 @@ def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settin
 
 
 def _strategies(settings: Settings, names: tuple[str, ...]) -> list[NamedStrategy]:
-    """The strategies that are always compared, that of the settings, and these; each once."""
+    """The strategies to compare, each once: those that are always compared, the strategy of the settings, and the
+    strategies in `names`."""
     found = {name: NamedStrategy(name, strategy_of(name, "")) for name in _ALWAYS}
     if settings.chosen("key") is not None:
         own = keys.strategy(settings.strategy())

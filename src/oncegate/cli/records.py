@@ -17,7 +17,7 @@ from oncegate.stores.base import Entry, Store, scan
 
 _MOST_FOUND: Final = 1_000
 NOT_CONSUMED: Final = "No consumer with this store and namespace has claimed the published event yet."
-# These run events that are stored with their payload.
+# The programs that run events which are stored with their payload.
 RUNNERS: Final = "the service or an inbox worker"
 
 
@@ -81,7 +81,8 @@ def fields(entry: Entry, spell: Callable[[int | None], str | None] = rfc3339) ->
 
 
 def stage_records(store: Store, entry: Entry) -> list[Entry]:
-    """The records of a published event at its consumer, at the consumer of that one, and so on."""
+    """The records that the consumers of a published event have. The first record is from the consumer of the event. If
+    that consumer published the event again, the next record is from the next consumer, and so on."""
     found: list[Entry] = []
     while entry.record.handed_to is not None:
         known = store.browse(entry.namespace, key=stage_digest(entry.key, entry.record.handed_to))
@@ -108,9 +109,10 @@ class Search(Struct, frozen=True):
     cut: bool = False
 
 
-def search(store: Store, namespace: str | None, id_: str, most: int) -> Search:
-    """The records with this key, event id or entity. A key is looked up; for another id up to `most` records are
-    scanned. No store has an index by id, because that would add a write to every claim for a rare search."""
+def search(store: Store, namespace: str | None, id_: str, limit: int) -> Search:
+    """The records with this key, event id or entity. If `id_` is a known key, its record is looked up. Otherwise up to
+    `limit` records are scanned. No store has an index by id, because an index would add a write to every claim, and
+    such a search is rare."""
     key, name = _key(id_), shortened(id_)
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
@@ -118,7 +120,7 @@ def search(store: Store, namespace: str | None, id_: str, most: int) -> Search:
     count = 0
     entries_in_store = scan(store, namespace)
     with Progress("records") as progress:
-        for entry in islice(entries_in_store, most):
+        for entry in islice(entries_in_store, limit):
             count += 1
             progress.update(count)
             if name in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
@@ -136,7 +138,8 @@ def _key(written: str) -> bytes | None:
 
 
 def event_order(entry: Entry) -> tuple[int, int, bytes]:
-    """A sort key: the order of occurrence, as far as it is known. Stores run the events of an entity in this order."""
+    """A sort key for the order in which events happened. An event without a time counts from when it was first seen.
+    Stores run the events of an entity in this order."""
     record = entry.record
     at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
     return at, record.first_seen, entry.key

@@ -101,7 +101,7 @@ def _observers(settings: Settings) -> list[Observer]:
 
 
 def _log(settings: Settings) -> list[Observer]:
-    """The log of the setting; by default readable lines on a terminal and JSON in a pipe."""
+    """The log that the setting `log` selects. By default, it is readable lines on a terminal and JSON in a pipe."""
     chosen = settings.chosen("log")
     if chosen == "off":
         return []
@@ -117,7 +117,8 @@ def _traces(settings: Settings) -> list[Observer]:
 
 
 def check_tracing(settings: Settings) -> None:
-    """Refuse tracing if no OpenTelemetry SDK is installed. Only the running service can check its configuration."""
+    """Refuse tracing if no OpenTelemetry SDK is installed. Only the running service can check the configuration of the
+    SDK."""
     if settings["serve.trace"]:
         from oncegate.otel import check_installed
 

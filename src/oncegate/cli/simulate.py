@@ -181,7 +181,7 @@ def _progress_bar(events: int) -> Iterator[Callable[[PlannedDelivery], object]]:
 
 
 def _all_accepted(summary: Summary) -> bool:
-    """Whether the target accepted all deliveries but the invalid ones."""
+    """Whether the target accepted all deliveries except the invalid ones."""
     return summary.count(fate="taken") + summary.count("invalid") - summary.count("invalid", "taken") == summary.count()
 
 

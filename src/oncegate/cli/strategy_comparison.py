@@ -1,6 +1,7 @@
 """Compare key strategies: the key of each event, and the events that each strategy treats as one.
 
-Memory per event: its id, the hash of its content, and for each strategy the key and the first event with that key.
+Memory use: for each event, its id and the hash of its content are stored, and for each strategy the key of the event
+and the first event with that key.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ _ONE_EVENT: Final = "There is only one event: add copies of it, or similar event
 
 
 class NamedStrategy(Struct, frozen=True):
-    """A strategy and its text. `own`: the settings or a flag name it."""
+    """A strategy and the text that names it. `own` means that the settings or a flag name the strategy."""
 
     name: str
     make: keys.Strategy
@@ -39,7 +40,7 @@ class Merged(Struct, frozen=True):
 
 
 class Made(Struct, frozen=True):
-    """The key of one event under one strategy, or why it has none (`missing`).
+    """The key of one event under one strategy, or the reason why the event has no key (`missing`).
 
     If the event joins another emission of the same state change, `key` is the key of that emission and `emission` is
     the event's own key.
@@ -55,7 +56,7 @@ class Made(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """The events with one key, in order, and the relation of each later one to the first."""
+    """The events with one key, in order, and the relation of each later event to the first event."""
 
     events: list[int]
     merged: list[Merged]
@@ -95,36 +96,37 @@ class Column:
             group.merged.append(merged)
         return sorted(found.values(), key=lambda group: group.events)
 
-    def add(self, event: Event, others: "StrategyComparison") -> Made:
+    def add(self, event: Event, comparison: "StrategyComparison") -> Made:
         """Add the next event; returns its key."""
         number = len(self.firsts) + 1
-        made = self._made(event)
+        made = self._make_key(event)
         if made.key is None:
             self.firsts.append(None)
             self.missing.setdefault(made.missing or "", []).append(number)
             return made
         first = self._known.setdefault(made.key.digest, number)
-        if made.emission is not None:  # once it is processed, its own key is known too
+        if made.emission is not None:  # once the event is processed, its own key is known too
             self._known.setdefault(made.emission.digest, first)
         self.firsts.append(first)
         if made.splits:
             self.splits.append(number)
         if first == number:
             return made
-        self.merged[number] = others.relation(event, made.key, first)
+        self.merged[number] = comparison.relation(event, made.key, first)
         return replace(made, merged=self.merged[number])
 
-    def _made(self, event: Event) -> Made:
+    def _make_key(self, event: Event) -> Made:
         try:
             key = self._make(event)
         except MissingKey as error:
             return Made(self.name, missing=str(error))
         except Exception as error:  # noqa: BLE001  # the key function is the user's
             return Made(self.name, missing=f"the key function raised {type(error).__name__}: {error}")
-        return Made(self.name, key) if key.change is None else self._placed(key)
+        return Made(self.name, key) if key.change is None else self._place(key)
 
-    def _placed(self, key: Key) -> Made:
-        """The key of a state change: its own, or that of the emission that it joins on the timeline of its entity."""
+    def _place(self, key: Key) -> Made:
+        """Place a state change on the timeline of its entity. Its key is the key of the emission that it joins;
+        otherwise its own."""
         assert key.change is not None  # noqa: S101  # the caller checks this
         timeline = self._timelines.get(key.change.timeline, Timeline())
         placed = place(timeline, key.change, key.digest)
@@ -200,7 +202,8 @@ def _default_result(auto: Column, count: int) -> str:
 
 
 def _difference(column: Column, auto: Column) -> str | None:
-    """The events that the strategy merges and the default does not, and those that it splits."""
+    """A text about the events that this strategy treats as one but the default does not, and about the events that the
+    default treats as one but this strategy does not. None if there are no such events."""
     merges = [group for group in column.groups if _is_divided(group, auto)]
     splits = [group for group in auto.groups if _is_divided(group, column)]
     found = [_merging(merges)] if merges else []
@@ -212,7 +215,7 @@ def _difference(column: Column, auto: Column) -> str | None:
 
 
 def _merging(groups: list[Group]) -> str:
-    """The first group with different content, else the first group."""
+    """A text about the first group whose events differ in content; if there is no such group, about the first group."""
     worst = next((group for group in groups if not group.same_content), groups[0])
     content = "and their content is the same" if worst.same_content else "but their content differs"
     return f"treats {listed(worst.events)} as one event {content}{_more(groups)}"
@@ -228,7 +231,7 @@ def _is_divided(group: Group, column: Column) -> bool:
 
 
 def _parts(group: Group, column: Column) -> list[int]:
-    """The first event of a group for each key that a column has for the group."""
+    """For each key that a column has for the events of a group: the first event with this key."""
     parts: dict[int, int] = {}
     for number in group.events:
         if (first := column.firsts[number - 1]) is not None:

@@ -15,8 +15,8 @@ class StdoutError(OSError):
 
 
 class _Stdout(FileIO):
-    """Raises StdoutError, so that a failure of stdout is not taken for a failure of another file. Completes writes that
-    a signal cut short."""
+    """Raises StdoutError, so that a failure of stdout is not confused with a failure of another file. Completes a write
+    that a signal has interrupted."""
 
     def write(self, data: Any, /) -> int:
         left = memoryview(data).cast("B")
@@ -47,7 +47,7 @@ def prepare() -> str | None:
 
 def unbuffer() -> None:
     """Remove the buffer of stdout, for a command that logs from threads. A thread that writes to a full pipe holds the
-    buffer's lock, and Python acquires that lock at exit."""
+    lock of the buffer. Python acquires this lock at exit, so it would wait for the thread."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout = _with_own_errors(sys.stdout, buffered=False)
 
@@ -65,7 +65,7 @@ def _with_own_errors(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOW
 
 
 def flush_after(run: Callable[[], int]) -> int:
-    """The exit code of a command, after stdout is flushed. From then on Ctrl-C ends the process at once."""
+    """Run a command, flush stdout, and return the exit code. After this call, Ctrl-C ends the process at once."""
     code = exit_codes.OK
     try:
         code = run()

@@ -64,7 +64,8 @@ class LiveFigures:
             live.stop()
 
     def observe(self, notice: Notice) -> None:
-        """Print an outcome. The line includes the text of an exception: only the operator of the worker sees it."""
+        """Print an outcome. The line includes the text of an exception, because only the operator of the worker sees
+        the line."""
         outcome = outcome_of(notice)
         if outcome is None or outcome.status in ("processed", "duplicate", "skipped", "unguarded"):
             return
@@ -133,7 +134,8 @@ def work(place: str, settings: Settings) -> None:
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
-    """The handler of a queue worker. It is required: without one, messages would be deleted from the queue unrun."""
+    """The handler of a queue worker. A handler is required: without a handler, messages would be deleted from the queue
+    without having run."""
     handler = chosen_handler(settings, "work")
     if handler is None:
         raise SettingError(_NO_HANDLER)
@@ -149,15 +151,15 @@ def _check_place(place: str) -> None:
 
 
 def check_inbox_store(settings: Settings) -> None:
-    """Refuse a store in memory: events of another process are not in it."""
+    """Refuse a store in memory, because it does not hold the events of other processes."""
     if settings["store"] == "memory://":
         where = settings.where("store")
         raise SettingError(f"{where}: memory:// is not shared with the service; use the store of the service")
 
 
 def inbox_handlers(settings: Settings) -> dict[str, tuple[Settings, Handler | AsyncHandler]]:
-    """The settings and the handler of each namespace: the handler of the route, else that of the worker. A worker with
-    a handler also runs the namespace of `POST /events`, even if the settings do not serve it."""
+    """The settings and the handler of each namespace: the handler of the route, otherwise the handler of the worker. A
+    worker with a handler also runs the namespace of `POST /events`, even if the settings do not serve that path."""
     worker_handler = chosen_handler(settings, "work")
     served = {route["namespace"]: route for route in routes_of(settings).values()}
     if worker_handler is not None:
@@ -181,7 +183,8 @@ def _names_handler(route: Settings) -> bool:
 
 
 def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitStack) -> Worker:
-    """A worker for each namespace of the inbox, with one store."""
+    """Open one worker for each namespace of the inbox. All workers use the same store. Returns one worker that runs all
+    these workers."""
     handlers = inbox_handlers(settings)
     check_inbox_store(settings)
     store = settings.open_store()
@@ -191,13 +194,14 @@ def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitS
         gate = stack.enter_context(closing(route.gate(store, observers=observers)))
         workers.append(gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"]))
         drained.append(gate.drain)
-    for drain in drained:  # every gate must drain before the first one closes the store
+    for drain in drained:  # every gate must drain before the first gate closes the store
         stack.callback(drain)
     return Inboxes(workers)
 
 
 def open_worker(gate: Gate, place: str, handler: Handler | AsyncHandler, settings: Settings) -> Worker:
-    """The worker of a queue. A SettingError about one of its options starts with the place of that setting."""
+    """Open the worker of a queue. A SettingError about an option of the worker starts with the place of that
+    setting."""
     try:
         return gate.worker(place, handler, **{name: settings[f"work.{name}"] for name in WORKER_OPTIONS})
     except SettingError as error:
@@ -208,7 +212,8 @@ def open_worker(gate: Gate, place: str, handler: Handler | AsyncHandler, setting
 
 
 def check_work_option(settings: Settings, name: str) -> None:
-    """Refuse a value that SQS does not allow. The other options have their defaults, to report only this one."""
+    """Refuse a value that SQS does not allow. The other options are checked with their defaults, so that only a problem
+    of this option is reported."""
     try:
         from oncegate.ingress.sqs.options import validate
     except MissingExtra:
@@ -229,7 +234,7 @@ def _shows_figures(settings: Settings) -> bool:
 
 
 def _observers(settings: Settings, figures: LiveFigures | None) -> list[Observer]:
-    """The log of the setting; by default figures on a terminal and JSON in a pipe."""
+    """The log that the setting `log` selects. By default, it is figures on a terminal and JSON in a pipe."""
     if settings.chosen("log") == "off":
         return []
     return [JsonLog()] if figures is None else [figures.observe]

@@ -24,13 +24,14 @@ _TEMPORARY: Final = frozenset({"ThrottlingException", "InternalFailure", "Intern
 
 
 def place_of(url: str) -> Destination:
-    """The destination at a URL. On a bus, simulated events have their own source unless the URL names one."""
+    """The destination at a URL. On a bus, simulated events have the source `oncegate.simulate`, unless the URL names a
+    source."""
     place = read_destination(url)
     return place if "source" in parse_qs(urlsplit(url).query) else replace(place, source=_SOURCE)
 
 
 class _Service(ABC):
-    """One botocore client without retries: the sender retries, and counts the attempts."""
+    """One botocore client. It does not retry, because the sender retries and counts the attempts."""
 
     most = _MOST
     paced = True
@@ -49,28 +50,28 @@ class _Service(ABC):
             )
             self._find()
         except FAILURES as error:
-            raise self._explained(error) from error
+            raise self._target_error(error) from error
 
     @abstractmethod
     def _find(self) -> None:
         """Check that the destination exists before anything is sent."""
 
     @abstractmethod
-    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
+    def _send_batch(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         """Send a batch with one request."""
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         try:
-            return self._ask(batch)
+            return self._send_batch(batch)
         except FAILURES as error:
             if not is_transient(error):
-                raise self._explained(error) from error
+                raise self._target_error(error) from error
             return [Retry(_name_of(error))] * len(batch)
 
     def close(self) -> None:
         self._client.close()
 
-    def _explained(self, error: Exception) -> TargetError:
+    def _target_error(self, error: Exception) -> TargetError:
         return TargetError(str(failure(error, self._place)))
 
 
@@ -83,7 +84,7 @@ class SqsTarget(_Service):
         self._fifo = self._place.name.endswith(FIFO)
         self._run = token_hex(8)
 
-    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
+    def _send_batch(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         entries = [self._entry(place, delivery) for place, delivery in enumerate(batch)]
         answer = self._client.send_message_batch(QueueUrl=self._url, Entries=entries)
         answers: list[Answer] = [Accepted()] * len(batch)
@@ -95,14 +96,15 @@ class SqsTarget(_Service):
     def _entry(self, place: int, delivery: PlannedDelivery) -> dict[str, str]:
         entry = {"Id": str(place), "MessageBody": delivery.copy.raw.decode()}
         if self._fifo:
-            # A deduplication id for each delivery: otherwise the queue itself would drop the copies.
+            # Each delivery has a different deduplication id: otherwise the queue itself would drop the copies.
             entry["MessageGroupId"] = delivery.event.entity or "none"
             entry["MessageDeduplicationId"] = f"{self._run}-{delivery.number}"
         return entry
 
 
 class EventBridgeTarget(_Service):
-    """Sends the detail of an envelope, or the whole document without an envelope. The bus adds a new envelope."""
+    """Sends the detail of a document with an envelope, and a document without an envelope as a whole. The bus adds a
+    new envelope."""
 
     def _find(self) -> None:
         try:
@@ -111,9 +113,9 @@ class EventBridgeTarget(_Service):
             if not is_denied(error):  # sending needs only events:PutEvents
                 raise
 
-    def _ask(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
+    def _send_batch(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         answer = self._client.put_events(Entries=[self._entry(delivery) for delivery in batch])
-        return [_meaning(*pair) for pair in zip(batch, answer["Entries"], strict=True)]
+        return [_answer_of(*pair) for pair in zip(batch, answer["Entries"], strict=True)]
 
     def _entry(self, delivery: PlannedDelivery) -> dict[str, str]:
         document = delivery.copy.document or {}
@@ -126,8 +128,9 @@ class EventBridgeTarget(_Service):
         }
 
 
-def _meaning(delivery: PlannedDelivery, entry: dict[str, Any]) -> Answer:
-    """The event gets the id of the envelope that the bus creates; only NICE CXone events have an id of their own."""
+def _answer_of(delivery: PlannedDelivery, entry: dict[str, Any]) -> Answer:
+    """Convert one entry of the response to an answer. The id of the event is the id of the envelope that the bus
+    creates, except for NICE CXone events, which have an id in their body."""
     code = entry.get("ErrorCode")
     if code is None:
         return Accepted(None if "eventId" in (delivery.copy.document or {}) else entry.get("EventId"))

@@ -17,7 +17,7 @@ TimedDocument: TypeAlias = tuple[int, Document]
 
 LONGEST_WINDOW: Final = 5_000_000  # in microseconds
 
-_MAX_GAP: Final = 4_000  # milliseconds between the starts of two conversations, at most
+_MAX_GAP: Final = 4_000  # the longest time between the starts of two conversations, in milliseconds
 _SENT_AFTER: Final = 260  # milliseconds between an event and its publication
 _TOPIC: Final = "v2.detail.events.conversation"
 _DIVISION: Final = "4b9c2a7e-51d3-4f08-9e6a-7c1d0b3f5a92"
@@ -38,7 +38,8 @@ _CHANNEL: Final = "9a3e7c51-0f4b-4d82-a6c9-5b1e8d2f7034"
 
 
 def conversations(seed: int, start: int) -> Iterator[TimedDocument]:
-    """The documents of overlapping conversations from `start` on, in the order of time, without end."""
+    """Generate the documents of overlapping conversations in the order of time. The first conversation begins at
+    `start`. The generator never ends."""
     random = RandomSource(seed, "world")
     pending: list[tuple[int, int, Document]] = []
     numbers = count()
@@ -74,7 +75,7 @@ def envelope(random: RandomSource, kind: str, at: int, detail: Document) -> Docu
 
 
 def republished(random: RandomSource, document: Document, after: int) -> Document:
-    """The event as its sender publishes it again, `after` milliseconds after the first time."""
+    """The event as its sender publishes it again, `after` milliseconds after the first publication."""
     detail = document["detail"]
     at = detail["eventBody"]["eventTime"] + _SENT_AFTER + after
     detail = {**detail, "metadata": {"CorrelationId": random.uuid()}, "timestamp": iso_time(at)}
@@ -106,7 +107,7 @@ def _leg(random: RandomSource, media: Document) -> Document:
 
 
 def _attributes(random: RandomSource, at: int, customer: Document) -> list[tuple[int, str, Document]]:
-    """One update, or two in the same millisecond."""
+    """One update of attributes, or two updates in the same millisecond."""
     updates = [{"intent": random.choose(("billing", "delivery", "returns"))}, {"language": random.choose(("en", "de"))}]
     participant = {"participantId": customer["participantId"]}
     return [(at, "attributes", participant | {"attributes": each}) for each in updates[: random.integer(1, 2)]]
@@ -218,7 +219,8 @@ def _digital(random: RandomSource, case: Document, at: int, what: str, kind: str
 
 
 def _contact(random: RandomSource, start: int) -> list[TimedDocument]:
-    """An ACD contact as a poll returns it: without an id, and with two Disconnected states, the second one final."""
+    """An ACD contact as a poll returns it: without an id, and with two Disconnected states, of which the second is
+    final."""
     number, moments, at = random.digits(9), [], start
     for status, final in (
         ("InQueue", "False"),

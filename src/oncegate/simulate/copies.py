@@ -17,12 +17,12 @@ from oncegate.times import microseconds_of, moment
 Kind: TypeAlias = Literal["first", "redelivery", "re-emission", "state-echo", "replay", "conflict", "invalid"]
 
 _ARCHIVE: Final = "simulated-replay"
-_REPUBLISHED: Final = (200, 40_000)  # milliseconds after the first publication, least and most
+_REPUBLISHED: Final = (200, 40_000)  # the shortest and the longest time after the first publication, in milliseconds
 _TOPIC: Final = "arn:aws:sns:eu-central-1:123456789012:simulated"
 
 
 class EventCopy(Struct, frozen=True):
-    """The bytes of a delivery, and the document if they hold exactly one."""
+    """The bytes of a delivery, and the document if the bytes hold exactly one document."""
 
     kind: Kind
     document: Document | None
@@ -34,7 +34,8 @@ class CopyOptions(Struct, frozen=True, kw_only=True):
     """How often copies are made. `copies` is the least and the greatest number of deliveries of one envelope, including
     the first. `window` is in microseconds. The other numbers are probabilities.
 
-    `by_bus`: the target is an event bus, which accepts only JSON objects and puts each into a new envelope."""
+    `by_bus` means that the target is an event bus. An event bus accepts only JSON objects and puts each object into a
+    new envelope."""
 
     copies: tuple[int, int] = (1, 3)
     reemit: float = 0.1
@@ -48,7 +49,8 @@ class CopyOptions(Struct, frozen=True, kw_only=True):
 
 
 def copies(random: RandomSource, document: Document, state: str | None, options: CopyOptions) -> Iterator[EventCopy]:
-    """All deliveries of an event, conflicts with it, and a broken document if `options.invalid` asks for one."""
+    """Generate all deliveries of an event. Depending on `options`, a conflict with the event and a broken document
+    follow."""
     yield copy("first", document)
     for _ in range(random.integer(*options.copies) - 1):
         yield copy("re-emission" if options.by_bus and not _has_id(document) else "redelivery", document)
@@ -145,7 +147,7 @@ def _contact_echo(_random: RandomSource, document: Document, later: int) -> Docu
     return document | {"LastStateChangeTimeUTC": _moved(document["LastStateChangeTimeUTC"], later)}
 
 
-# By a member that only one kind of document has.
+# The functions that make an echo, by a member that only one kind of document has.
 _ECHOES: Final[Mapping[str, Callable[[RandomSource, Document, int], Document]]] = {
     "detail": _genesys_echo,
     "eventObject": _digital_echo,

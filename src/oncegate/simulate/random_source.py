@@ -9,8 +9,8 @@ _Choice = TypeVar("_Choice")
 
 
 class RandomSource:
-    """A sequence of random values. Sources with different names are independent: drawing more values from one, for
-    more copies, does not change the values of another."""
+    """A sequence of random values. Sources with different names are independent: drawing more values from one source,
+    for example for more copies, does not change the values of another source."""
 
     def __init__(self, seed: int, name: str) -> None:
         self._random = Random(f"{seed}/{name}")  # noqa: S311  # not used for secrets

@@ -1,4 +1,4 @@
-"""Send deliveries when they are due, in batches, and retry those that the target does not accept."""
+"""Send deliveries in batches when they are due, and retry deliveries that the target does not accept."""
 
 import threading
 import time
@@ -40,8 +40,8 @@ Answer: TypeAlias = Accepted | Rejected | Retry
 
 
 class Target(Protocol):
-    """The receiver of deliveries. `most` is the batch size. A `paced` target gets each delivery when it is due, any
-    other target gets them at once."""
+    """The receiver of deliveries. `most` is the maximum size of a batch. A `paced` target gets each delivery when the
+    delivery is due. Any other target gets all deliveries at once."""
 
     most: int
     paced: bool
@@ -65,7 +65,8 @@ class Summary(Struct):
 
 
 class Sender:
-    """Sends each delivery and records its fate. With `parallel` above 1, batches may overtake each other."""
+    """Sends each delivery and records its fate. If `parallel` is greater than 1, batches may arrive in another
+    order."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Sender:
         return self.summary
 
     def _batches(self, deliveries: Iterable[PlannedDelivery], begun: float) -> Iterator[list[PlannedDelivery]]:
-        """The deliveries that are due, in batches of at most `target.most`."""
+        """Wait until deliveries are due, and yield them in batches of at most `target.most`."""
         batch: list[PlannedDelivery] = []
         for delivery in deliveries:
             due = begun + delivery.due / 1e6 if self._target.paced else begun
@@ -130,7 +131,8 @@ class Sender:
             future.result()
 
     def _deliver(self, batch: list[PlannedDelivery]) -> None:
-        """Send a batch, and retry the deliveries that were not accepted until they are, or until the deadline."""
+        """Send a batch. A delivery that the target does not accept is retried until it is accepted or rejected, or
+        until the deadline."""
         left, tries, backoff = batch, 0, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         deadline = time.monotonic() + self._patience
         while left:
@@ -151,7 +153,7 @@ class Sender:
         """Send a batch once; returns the deliveries to retry."""
         try:
             answers = self._target.send(batch)
-        except BaseException as error:  # the target may have accepted the batch, so its fate is not "refused"
+        except BaseException as error:  # the target may have accepted the batch, so the fate is not "refused"
             for delivery in batch:
                 self._settle(delivery, "gave up", tries, why=type(error).__name__)
             raise

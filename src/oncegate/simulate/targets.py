@@ -22,7 +22,7 @@ _TIMEOUT: Final = 35.0  # seconds; longer than the 30 s that a service may give 
 
 
 def open_target(url: str, parallel: int = 1) -> Target:
-    """The target at a URL. Nothing is sent yet, but an AWS target is checked for existence."""
+    """Open the target at a URL. Nothing is sent yet, but for an AWS target this checks that the target exists."""
     scheme, colon, rest = url.partition("://")
     if not _is_url(url):
         raise SettingError(f"invalid target URL {quoted(url)}; use {_SCHEMES}")
@@ -59,7 +59,7 @@ def _aws_target(scheme: str, url: str, parallel: int) -> Target:
 
 
 class File:
-    """One line for each delivery."""
+    """Writes one line for each delivery."""
 
     most = 1
     paced = False
@@ -94,7 +94,7 @@ class File:
 
 
 class Http:
-    """One POST request for each delivery, like a webhook sender or an EventBridge API destination."""
+    """Sends one POST request for each delivery, like a webhook sender or an EventBridge API destination."""
 
     most = 1
     paced = True
@@ -112,9 +112,9 @@ class Http:
         self._client = self._httpx.Client(timeout=_TIMEOUT, limits=limits, headers=headers, trust_env=False)
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
-        return [self._posted(delivery.copy.raw) for delivery in batch]
+        return [self._post(delivery.copy.raw) for delivery in batch]
 
-    def _posted(self, raw: bytes) -> Answer:
+    def _post(self, raw: bytes) -> Answer:
         try:
             response = self._client.post(self._url, content=raw)
         except (self._httpx.HTTPError, self._httpx.InvalidURL) as error:
@@ -123,13 +123,13 @@ class Http:
                 raise TargetError(f"cannot reach {place} ({error}); check the address and start the server") from error
             return Retry(f"no answer ({type(error).__name__})")
         self._answered = True
-        return _meaning(response)
+        return _answer_of(response)
 
     def close(self) -> None:
         self._client.close()
 
 
-def _meaning(response: Any) -> Answer:
+def _answer_of(response: Any) -> Answer:
     code = response.status_code
     if code in _OK:
         return Accepted()

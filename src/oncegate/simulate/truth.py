@@ -1,4 +1,4 @@
-"""The truth file of a simulation: one line for the plan, one for each event and one for each delivery."""
+"""The truth file of a simulation: one line for the plan, one line for each event and one line for each delivery."""
 
 import threading
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ Fate: TypeAlias = Literal["taken", "refused", "gave up"]
 
 
 class TruthHeader(Struct, frozen=True, tag="plan", tag_field="line"):
-    """The first line: the plan, which makes the same traffic again."""
+    """The first line: the plan. The same plan makes the same traffic again."""
 
     version: int
     plan: Plan
 
 
 class TrueEvent(Struct, frozen=True, tag="event", tag_field="line"):
-    """An event that must take effect once. `number` is its place in the order of time."""
+    """An event that must take effect once. `number` is the position of the event in the order of time."""
 
     name: str
     number: int
@@ -56,8 +56,8 @@ _decoder: Final = msgspec.json.Decoder(Line)
 
 
 class TruthFile:
-    """Writes an event before its first delivery, and a delivery when its fate is known. So the file of an interrupted
-    run is correct too. Without a stream, nothing is written."""
+    """Writes an event before its first delivery, and a delivery when its fate is known. So the file is also correct if
+    the run is interrupted. Without a stream, nothing is written."""
 
     def __init__(self, stream: TextIO | None, plan: Plan) -> None:
         self._stream = stream
@@ -73,7 +73,7 @@ class TruthFile:
             self._write(_true_event(original, self._window))
 
     def settle(self, delivery: PlannedDelivery, fate: Fate, tries: int, event_id: str | None) -> None:
-        """`event_id` is the id that an event bus assigned, if any."""
+        """Write a delivery and its fate. `event_id` is the id that an event bus assigned, if any."""
         if self._stream is None:
             return
         copy, event = delivery.copy, delivery.event
@@ -89,7 +89,7 @@ class TruthFile:
 
 
 class Truth(Struct):
-    """The content of a truth file. `deliveries` are by the name of their event."""
+    """The content of a truth file. `deliveries` maps the name of an event to the deliveries of the event."""
 
     plan: Plan
     events: dict[str, TrueEvent]
@@ -97,7 +97,8 @@ class Truth(Struct):
 
 
 def load(lines: Iterable[bytes], name: str) -> Truth:
-    """The truth in the lines of a file; `name` is for errors. Raises OncegateError if the file is not a truth file."""
+    """Load a truth file from its lines. `name` is the name of the file in error messages. Raises OncegateError if the
+    file is not a truth file."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     found = Truth(_plan(next(numbered, (1, b""))[1], name), {}, {})
     for number, line in numbered:

@@ -16,7 +16,8 @@ Problem: TypeAlias = Literal["lost", "doubled", "extra"]
 
 
 class Effect(Struct, frozen=True):
-    """A line of an effects file. A line with a `status` is from a log, and only some statuses are effects."""
+    """A line of an effects file. A line with a `status` comes from a log. Such a line is an effect only if the status
+    is in `_RUN`."""
 
     key: str | None = None
     event_id: str | int | None = None
@@ -24,7 +25,7 @@ class Effect(Struct, frozen=True):
 
 
 class EffectFinding(Struct, frozen=True):
-    """One problem. An extra effect has no `event`; `called` is its key or event id."""
+    """One problem. For an extra effect, `event` is None and `called` is the key or the event id of the effect."""
 
     what: Problem
     effects: int
@@ -35,8 +36,8 @@ class EffectFinding(Struct, frozen=True):
 
 
 class EffectComparison(Struct, frozen=True):
-    """`events` is the number of events with an accepted delivery: each must take effect once. `unordered` are the
-    entities whose events took effect in another order than that of time."""
+    """`events` is the number of events with an accepted delivery: each must take effect once. `unordered` lists the
+    entities whose events did not take effect in the order of time."""
 
     events: int
     effects: int
@@ -57,7 +58,8 @@ class EffectComparison(Struct, frozen=True):
 
 
 def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
-    """The effects in the lines of a file, in order; `name` is for errors. Raises OncegateError for an invalid line."""
+    """The effects in the lines of a file, in order. `name` is the name of the file in error messages. Raises
+    OncegateError for an invalid line."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -93,7 +95,7 @@ def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
 
 
 class _Names:
-    """The events by the keys and ids of their deliveries. Several events may share an id: a receipt has the id of its
+    """Finds the events of keys and ids. Several events may share an id: for example, a receipt has the id of its
     message."""
 
     def __init__(self, truth: Truth) -> None:
@@ -109,7 +111,8 @@ class _Names:
                 self._events.setdefault(each, {})[name] = None
 
     def of(self, effect: Effect, taken: Container[str]) -> str | None:
-        """The event of an effect, by the key, else by the id. Of several events, the first without an effect so far."""
+        """The name of the event of an effect. The event is found by the key of the effect, otherwise by the id. If
+        several events share the key or id, the first event without an effect so far is chosen."""
         events = self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
         return next((name for name in events if name not in taken), next(iter(events), None))
 
@@ -124,7 +127,7 @@ def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str])
 
 
 def _by_echo(ran: list[Effect], sent: tuple[Delivered, ...]) -> bool:
-    """Whether all effects but one are effects of echoes, each with another key or id."""
+    """Whether all effects except one are effects of echoes, each with a different key or id."""
     echoes = [each for each in sent if each.kind == "state-echo"]
     only_echoes = _called(echoes) - _called([each for each in sent if each.kind != "state-echo"])
     called = [effect.key or str(effect.event_id) for effect in ran]

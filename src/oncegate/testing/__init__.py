@@ -1,13 +1,14 @@
 """Tools for tests: a manual clock, and the conformance suite that every store passes.
 
-A store joins the suite with a class that opens it:
+To run the suite for a store, write a class that opens the store:
 
     class TestMyStore(StoreContract):
         def open(self, clock):
             return MyStore(clock=clock)
 
 `SharedStoreContract` adds races between processes, for stores that several processes can open at one URL.
-`InboxContract` adds the inbox, for stores that hold events until they run. Name it first of the two base classes.
+`InboxContract` adds the inbox, for stores that hold events until they run. Name `InboxContract` before the other base
+class.
 """
 
 try:

@@ -41,7 +41,7 @@ class ClaimContract:
     crowd = 1_000
 
     def test_absent_is_granted(self, store: Store, clock: ManualClock) -> None:
-        """The first claim of a key is granted: attempt 1, the whole lease, and the time of the store as its fence."""
+        """The first claim of a key is granted: attempt 1, the whole lease, and the time of the store as the fence."""
         verdict = claim(store)
         assert isinstance(verdict, Granted)
         record = verdict.record
@@ -60,14 +60,15 @@ class ClaimContract:
         assert verdict.lease_left == 1
 
     def test_lost_reply_after_the_lease_is_a_new_attempt(self, store: Store, clock: ManualClock) -> None:
-        """A retry of a claim after its lease is a new grant with a higher fence."""
+        """After the lease has ended, a retry of the claim is a new grant with a higher fence."""
         first = granted(store)
         clock.advance(LEASE)
         again = granted(store)
         assert (again.attempts, again.lost, again.fence) == (1, 1, first.fence + 1)
 
     def test_lost_reply_of_a_completed_claim(self, store: Store) -> None:
-        """A late copy of the request that completed the event gets its own grant, in state C, and not a duplicate."""
+        """If a request arrives again after its claim was completed, the answer is its own grant, in state C, and not a
+        duplicate."""
         first = granted(store)
         assert complete(store, first)
         verdict = claim(store)
@@ -76,7 +77,7 @@ class ClaimContract:
         assert verdict.record.state == COMPLETED
 
     def test_late_copy_of_a_released_claim(self, store: Store) -> None:
-        """A late copy of a request whose claim was released is not granted and costs no attempt."""
+        """If a request arrives again after its claim was released, it is not granted, and no attempt is counted."""
         assert release(store, granted(store))
         before = stored(store)
         assert isinstance(claim(store), InFlight)
@@ -103,8 +104,8 @@ class ClaimContract:
         assert isinstance(claim(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
 
     def test_lease_boundary(self, store: Store, clock: ManualClock) -> None:
-        """Until the last microsecond of a lease, other claims are in flight and get the time left. At its end they are
-        granted."""
+        """Until the last microsecond of a lease, other claims are in flight and get the time left. At the end of the
+        lease, the next claim is granted."""
         first = granted(store)
         clock.advance(LEASE - 1)
         verdict = claim(store, "bob")
@@ -161,7 +162,7 @@ class ClaimContract:
         assert [type(verdict) for verdict in verdicts] == [Granted, Conflict]
 
     def test_large_batch(self, store: Store) -> None:
-        """A batch of very many keys is answered in order, first with grants and then with InFlight."""
+        """A batch of very many keys is answered in order. The first batch is granted, and the second is in flight."""
         requests = [claim_of("ann", key=number.to_bytes(16), owner=number.to_bytes(16)) for number in range(self.crowd)]
         verdicts = store.claim(requests)
         assert [verdict.record.owner for verdict in verdicts] == [request.owner for request in requests]
@@ -204,7 +205,7 @@ class ExpiryContract:
 
     @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED])
     def test_retention_boundary(self, store: Store, clock: ManualClock, state: str) -> None:
-        """A record exists until the last microsecond of its retention. At its end the key is new."""
+        """A record exists until the last microsecond of its retention. At the end of the retention, the key is new."""
         _in_state(store, state)
         before = stored(store)
         assert before is not None
@@ -226,7 +227,7 @@ class ExpiryContract:
         assert complete(store, granted(store, "bob"))
 
     def test_sliding_in_a_batch(self, store: Store, clock: ManualClock) -> None:
-        """A duplicate in a batch sees the expiry that a sliding claim before it has set."""
+        """A duplicate in a batch sees the expiry that an earlier sliding claim of the batch has set."""
         assert complete(store, granted(store))
         clock.advance(RETENTION // 2)
         slid, found = store.claim([claim_of("bob", slides=2 * RETENTION), claim_of("cid")])
@@ -286,7 +287,8 @@ class ExpiryContract:
         assert self.kept(store) <= 4 * self.crowd
 
     def kept(self, store: Store) -> int:
-        """The number of records in the store, including expired ones. Stores override it with a real count."""
+        """The number of records in the store, including expired ones. Override this method if the store can count
+        expired records, too."""
         return len(store.browse(limit=1_000_000))
 
 
@@ -315,7 +317,7 @@ class TakeContract:
         assert take(store, "another") is None
 
     def test_taken_and_lost_is_taken_again(self, store: Store, clock: ManualClock) -> None:
-        """When the lease of a dispatcher ends, another takes the event, exact to the microsecond."""
+        """When the lease of a dispatcher ends, exact to the microsecond, another dispatcher can take the event."""
         assert bury(store, granted(store))
         assert redrive(store)
         assert take(store) is not None
@@ -355,7 +357,7 @@ class TakeContract:
         assert take(store, "another") is None
 
     def test_order_of_release(self, store: Store, clock: ManualClock) -> None:
-        """The record that was released first is taken first, so that a failing event does not delay the others."""
+        """The record that was released first is taken first, so a failing event does not delay the other events."""
         keys = [bytes([number]) * 16 for number in (3, 1, 2)]
         for key in keys:
             assert bury(store, granted(store, key=key), key=key)

@@ -27,8 +27,8 @@ class StoreContract(
     DocumentContract,
     RaceContract,
 ):
-    """Subclass it and override `open`. For a slow store, set fewer `histories`, and a smaller `crowd` for the tests
-    with very many keys."""
+    """Subclass this class and override `open`. For a slow store, reduce `histories`, the number of runs of the
+    comparison with the model, and `crowd`, the number of keys in the tests with very many keys."""
 
     histories = HISTORIES
 
@@ -60,9 +60,11 @@ class StoreContract(
 
 
 class SharedStoreContract(ProcessRaceContract, StoreContract):
-    """For stores that several processes can open: override `url`, too. Its tests use the clock of the store."""
+    """The suite for stores that several processes can open. Override `url`, too. The racing processes use the clock of
+    the store."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        # Racing processes read the real clock. The records of this process must not be in their future.
+        # Racing processes read the real clock. For these processes, the records that this process writes must not lie
+        # in the future.
         return ManualClock(1_600_000_000_000_000)

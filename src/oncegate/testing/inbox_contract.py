@@ -1,4 +1,4 @@
-"""Contract tests of stores that hold events until they run and hand them out in order."""
+"""Contract tests of stores with an inbox: they hold events until the events run, and hand them out in order."""
 
 import threading
 import time
@@ -43,11 +43,11 @@ from oncegate.testing.requests import (
 )
 
 _PAYLOAD = b'{"id":"evt-1"}'
-_TWO = ((b"x", 2), (b"y", 1))  # two events by name; the second happened first
+_TWO = ((b"x", 2), (b"y", 1))  # the names and times of two events; the second event happened first
 
 
 class InboxContract:
-    """`grants`: whether the store grants an admission with a lease where the protocol allows it."""
+    """`grants` says whether the store grants an admission with a lease if the protocol allows the grant."""
 
     grants = True
 
@@ -59,7 +59,7 @@ class InboxContract:
         assert record.about == ABOUT
 
     def test_admitted_again(self, store: Any) -> None:
-        """A retry of an admission is admitted again. Another copy is a duplicate."""
+        """A retry of an admission is admitted again. Another copy of the event is a duplicate."""
         first = admit(store)
         assert admit(store) == first
         assert isinstance(admit(store, "bob"), Duplicate)
@@ -72,7 +72,8 @@ class InboxContract:
         assert isinstance(admit(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
 
     def test_admitted_during_a_lease(self, store: Any, clock: ManualClock) -> None:
-        """An event in progress without a payload is in flight. After its lease, the payload is attached."""
+        """An event in progress without a payload is in flight. After the lease has ended, the payload is attached to
+        the record."""
         granted(store)
         assert isinstance(admit(store, "bob"), InFlight)
         clock.advance(LEASE)
@@ -83,7 +84,7 @@ class InboxContract:
         assert (taken.attempts, taken.lost) == (1, 1)
 
     def test_admitted_after_two_losses(self, store: Any, clock: ManualClock) -> None:
-        """Attempts that were lost before the payload was attached count as with a claim."""
+        """Attempts that were lost before the payload was attached count in the same way as for a claim."""
         granted(store)
         clock.advance(LEASE)
         granted(store, "bob")
@@ -94,7 +95,7 @@ class InboxContract:
         assert (taken.attempts, taken.lost) == (2, 2)
 
     def test_admitted_while_something_is_unavailable(self, store: Any, clock: ManualClock) -> None:
-        """A record keeps `unavailable_since` when a payload is attached and when it is taken."""
+        """A record keeps `unavailable_since` when a payload is attached and when a dispatcher takes the record."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         clock.advance(1)
@@ -121,7 +122,7 @@ class InboxContract:
         assert isinstance(admit(store, "bob", key=other), Buried)
 
     def test_admitted_after_expiry(self, store: Any, clock: ManualClock) -> None:
-        """After its expiry, a key is new and has the summary of the new event."""
+        """After the record of a key has expired, the key is new, and its record has the summary of the new event."""
         assert complete(store, granted(store))
         clock.advance(RETENTION)
         about = replace(ABOUT, delivery_id="evt-2")
@@ -129,7 +130,7 @@ class InboxContract:
         assert _stored(store).about == about
 
     def test_batch_of_admissions(self, store: Any) -> None:
-        """A batch is processed in order: the second request for a key finds the first."""
+        """A batch is processed in order: the second request for a key finds the record of the first request."""
         answers = store.admit([_admission(b"a", "ann"), _admission(b"b", "bob"), _admission(b"a", "cid")])
         assert [type(answer) for answer in answers] == [Admitted, Admitted, Duplicate]
         assert store.admit([]) == []
@@ -160,8 +161,8 @@ class InboxContract:
     # ── admission with a lease ────────────────────────────────────────────────────────────────────────────
 
     def test_admitted_with_a_lease(self, store: Any, clock: ManualClock) -> None:
-        """An admission with a lease that is granted holds the claim like a take: until it is settled or the lease ends.
-        A store that does not grant stores the event for a dispatcher."""
+        """If an admission with a lease is granted, its owner holds the claim until the claim is settled or the lease
+        ends, as after a take. A store that does not grant the admission stores the event for a dispatcher."""
         answer = admit(store, lease=LEASE)
         assert isinstance(answer, Granted if self.grants else Admitted)
         assert answer == admit(store, lease=LEASE), "the same request, its answer lost"
@@ -185,9 +186,9 @@ class InboxContract:
             assert (_taken(store).key, take(store)) == (_key("b"), None)
 
     def test_not_granted_before_others(self, store: Any) -> None:
-        """An admission is not granted while another event of its entity waits or runs, nor before an earlier event of
-        the same batch. Events of other entities do not matter."""
-        _line(store, "call-1", a=1)
+        """An admission is not granted while another event of its entity waits or runs. It is also not granted if the
+        same batch holds an event of the entity that happened earlier. Events of other entities do not matter."""
+        _admit_events(store, "call-1", a=1)
         assert isinstance(admit(store, key=_key("b"), lease=LEASE, about=_about("call-1", 2)), Admitted)
         running = _taken(store)
         assert isinstance(admit(store, key=_key("c"), lease=LEASE, about=_about("call-1", 0)), Admitted)
@@ -200,8 +201,9 @@ class InboxContract:
     # ── the order ─────────────────────────────────────────────────────────────────────────────────────────
 
     def test_one_of_an_entity_at_a_time(self, store: Any) -> None:
-        """The event of an entity that happened first is handed out first, and the next one after its completion."""
-        _line(store, c=3, a=1, b=2)
+        """Of the events of an entity, the event that happened first is handed out first. The next event is handed out
+        after the first event is completed."""
+        _admit_events(store, c=3, a=1, b=2)
         first = _taken(store)
         assert first.key == _key("a")
         assert _take(store) is None
@@ -221,27 +223,27 @@ class InboxContract:
             assert given == keys
 
     def test_entities_are_independent(self, store: Any) -> None:
-        """Events of other entities and events without an entity are not delayed. One call hands out many."""
-        _line(store, "call-1", a=1, b=2)
-        _line(store, "call-2", c=1, d=2)
-        _line(store, None, e=1, f=2)
-        wants = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(6)]
-        taken = [entry.key for entry in store.take(wants) if entry is not None]
+        """Events of other entities and events without an entity are not delayed. One call can hand out many events."""
+        _admit_events(store, "call-1", a=1, b=2)
+        _admit_events(store, "call-2", c=1, d=2)
+        _admit_events(store, None, e=1, f=2)
+        requests = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(6)]
+        taken = [entry.key for entry in store.take(requests) if entry is not None]
         assert sorted(taken) == [_key(name) for name in "acef"]
 
     def test_many_waiting_events_of_one_entity(self, store: Any) -> None:
-        """However many events of one entity wait first, one call finds the events of other entities."""
+        """Even if many events of one entity were stored first, one call finds the events of other entities."""
         about = replace(ABOUT, entity="call-m")
         store.admit([replace(_admission(b"x", "ann"), key=b"%016d" % n, about=about) for n in range(600)])
         for name, entity in (("a", "call-a"), ("z", "call-z"), ("n", None)):
-            _line(store, entity, **{name: 1})
-        wants = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(9)]
-        taken = [entry.key for entry in store.take(wants) if entry is not None]
+            _admit_events(store, entity, **{name: 1})
+        requests = [TakeRequest(NAMESPACE, owner(f"d{number}"), LEASE, True) for number in range(9)]
+        taken = [entry.key for entry in store.take(requests) if entry is not None]
         assert set(taken) == {_key("a"), _key("z"), _key("n"), b"%016d" % 0}
 
     def test_failed_blocks_its_entity(self, store: Any, clock: ManualClock) -> None:
         """A failed event is not handed out before its delay is over, and later events of its entity wait for it."""
-        _line(store, a=1, b=2)
+        _admit_events(store, a=1, b=2)
         first = _taken(store)
         assert release(store, first.record, key=first.key, error="boom", delay=5 * SECOND)
         clock.advance(5 * SECOND - 1)
@@ -252,7 +254,7 @@ class InboxContract:
 
     def test_handed_out_when_due(self, store: Any, clock: ManualClock) -> None:
         """A delayed event is handed out when it is due, exact to the microsecond."""
-        _line(store, a=1)
+        _admit_events(store, a=1)
         first = _taken(store)
         assert release(store, first.record, key=first.key, delay=5 * SECOND)
         clock.advance(5 * SECOND - 1)
@@ -262,24 +264,25 @@ class InboxContract:
 
     def test_buried_does_not_block_its_entity(self, store: Any) -> None:
         """A dead letter does not delay the other events of its entity."""
-        _line(store, a=1, b=2)
+        _admit_events(store, a=1, b=2)
         first = _taken(store)
         assert bury(store, first.record, key=first.key)
         assert _taken(store).key == _key("b")
 
     def test_late_arrival(self, store: Any) -> None:
-        """An event that happened before a running event of its entity waits for its end, and is then handed out
-        first."""
-        _line(store, b=2, c=3)
+        """If an event arrives that happened before the running event of its entity, it waits until the running event
+        has ended. Then it is handed out first."""
+        _admit_events(store, b=2, c=3)
         running = _taken(store)
-        _line(store, a=1)
+        _admit_events(store, a=1)
         assert _take(store) is None
         assert complete(store, running.record, key=running.key)
         assert _taken(store).key == _key("a")
 
     def test_lost_is_handed_out_first(self, store: Any, clock: ManualClock) -> None:
-        """When a dispatcher is lost, its event is handed out again before the others of its entity."""
-        _line(store, a=1, b=2)
+        """When the lease of a lost dispatcher has ended, its event is handed out again before the other events of the
+        entity."""
+        _admit_events(store, a=1, b=2)
         assert _taken(store).key == _key("a")
         clock.advance(LEASE)
         again = _taken(store)
@@ -303,7 +306,7 @@ class InboxContract:
 
 
 class _Crowd:
-    """Dispatchers that take events, record the entities in progress, and complete."""
+    """Dispatchers that take events, record the entities in progress, and complete the events."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -316,7 +319,7 @@ class _Crowd:
         return f"{entity} {at}".encode().ljust(16)
 
     def admit(self, entity: str, at: int) -> None:
-        """Admit events, every other one with a lease."""
+        """Admit one event, with a lease if `at` is odd. If the event is granted, handle it."""
         key, lease = self.key(entity, at), LEASE * (at % 2)
         answer = admit(self._store, key=key, about=_about(entity, at), lease=lease)
         if isinstance(answer, Granted):
@@ -325,8 +328,8 @@ class _Crowd:
     def work(self, by: str, count: int) -> None:
         deadline = time.monotonic() + 30
         while len(self.done) < count and time.monotonic() < deadline:
-            wants = [TakeRequest(NAMESPACE, owner(f"{by}-{number}"), LEASE, True) for number in range(3)]
-            for entry in self._store.take(wants):
+            requests = [TakeRequest(NAMESPACE, owner(f"{by}-{number}"), LEASE, True) for number in range(3)]
+            for entry in self._store.take(requests):
                 if entry is not None:
                     self._handle(entry)
 
@@ -355,7 +358,7 @@ def _admission(name: bytes, by: str) -> Admit:
     return Admit(NAMESPACE, name * 16, owner(by), content("one"), _PAYLOAD, ABOUT)
 
 
-def _line(store: Inbox, entity: str | None = "call-1", **happened: int) -> None:
+def _admit_events(store: Inbox, entity: str | None = "call-1", **happened: int) -> None:
     """Admit events of one entity, in this order, with these event times."""
     for name, at in happened.items():
         admit(store, name, key=_key(name), about=replace(ABOUT, entity=entity, occurred_at=at))

@@ -53,7 +53,8 @@ def _or_none(values: list[Any]) -> list[Any]:
 
 
 def _any_of(*fields: Iterable[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    """One choice among all combinations. A choice for each field takes most of the time of a history."""
+    """Choose one of all combinations of the fields. To choose each field separately would take most of the time of a
+    history."""
     all_of_them = list(product(*fields))
     return st.sampled_from(range(len(all_of_them))).map(lambda number: all_of_them[number])
 
@@ -88,11 +89,11 @@ _SETTLEMENTS: dict[type, st.SearchStrategy[tuple[Any, ...]]] = {
     Renew: _any_of(_LEASES),
     Abandon: st.just(()),
 }
-# How an attempt ends; None means that it is lost.
+# How an attempt ends; None means that the attempt is lost.
 _ENDINGS = st.sampled_from([Complete, Release, Release, Bury, None])
 
 
-def _happened(record: Record) -> tuple[int, int]:
+def _event_order(record: Record) -> tuple[int, int]:
     occurred_at = record.first_seen if record.about.occurred_at is None else record.about.occurred_at
     return occurred_at, record.first_seen
 
@@ -125,7 +126,7 @@ class _Comparison(RuleBasedStateMachine):
 
     # ── the model ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def judge(self, operation: Operation, place: int = 0) -> Any:
+    def step_model(self, operation: Operation, place: int = 0) -> Any:
         where, now = (operation.namespace, operation.key), self.clock.now
         before = self.records.pop(where, None)
         record, answer = step_at_position(before, operation, now, place) if place else step(before, operation, now)
@@ -133,7 +134,7 @@ class _Comparison(RuleBasedStateMachine):
             self.records[where] = record
         return answer
 
-    def living(self) -> dict[tuple[str, bytes], Record]:
+    def live_records(self) -> dict[tuple[str, bytes], Record]:
         now = self.clock.now
         return {w: r for w, r in sorted(self.records.items()) if r.expires_at is None or now < r.expires_at}
 
@@ -149,18 +150,18 @@ class _Comparison(RuleBasedStateMachine):
 
     @rule(requests=st.lists(_CLAIMS, min_size=1, max_size=4))
     def claim(self, requests: list[Claim]) -> None:
-        assert self.store.claim(requests) == [self.judge(request) for request in requests]
+        assert self.store.claim(requests) == [self.step_model(request) for request in requests]
 
     @rule(data=st.data(), verb=st.sampled_from([Complete, Release, Bury, Renew]), count=st.integers(1, 3))
     def settle(self, data: st.DataObject, verb: type, count: int) -> None:
         operations = [data.draw(self._settlement(verb)) for _ in range(count)]
-        ask: Any = self.store.renew if verb is Renew else self.store.settle
-        assert ask(operations) == [self.judge(operation) for operation in operations]
+        call: Any = self.store.renew if verb is Renew else self.store.settle
+        assert call(operations) == [self.step_model(operation) for operation in operations]
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS, _OWNERS, [0, 1, 10]), data=st.data())
     def attempt(self, fields: tuple[str, bytes, bytes, int], data: st.DataObject) -> None:
-        """A whole attempt, settled in time, late or never, so that a key goes through several attempts in one
-        history."""
+        """Run a whole attempt, which is settled in time, late or never. With this rule, a key has several attempts in
+        one history."""
         namespace, key, owner, duration = fields
         request = Claim(namespace, key, owner, _HASHES[0], 10, 60, EventSummary("plain"), binds=False)
         self.claim([request])
@@ -168,7 +169,7 @@ class _Comparison(RuleBasedStateMachine):
         record, verb = self.records[namespace, key], data.draw(_ENDINGS)
         if verb is not None:
             ending = verb(namespace, key, record.owner, record.fence, *data.draw(_SETTLEMENTS[verb]))
-            assert self.store.settle([ending]) == [self.judge(ending)]
+            assert self.store.settle([ending]) == [self.step_model(ending)]
 
     def _settlement(self, verb: type) -> st.SearchStrategy[Any]:
         """A settlement, mostly with the proof of an existing claim, sometimes with an old fence or a random proof."""
@@ -181,13 +182,13 @@ class _Comparison(RuleBasedStateMachine):
     def abandon(self, data: st.DataObject) -> None:
         assert self.together is not None
         operation = data.draw(self._settlement(Abandon))
-        assert self.together.together([operation]) == [self.judge(operation)]
+        assert self.together.together([operation]) == [self.step_model(operation)]
 
     @precondition(lambda self: self.inbox is not None)
     @rule(requests=st.lists(_ADMITS, min_size=1, max_size=4))
     def admit(self, requests: list[Admit]) -> None:
         assert self.inbox is not None
-        assert self.inbox.admit(requests) == list(map(self.judge, requests, batch_positions(requests)))
+        assert self.inbox.admit(requests) == list(map(self.step_model, requests, batch_positions(requests)))
 
     @rule(fields=_any_of(_NAMESPACES, _OWNERS, _LEASES, _EITHER))
     def take(self, fields: tuple[str, bytes, int, bool]) -> None:
@@ -201,26 +202,26 @@ class _Comparison(RuleBasedStateMachine):
         assert (entry is not None) == bool(free)
         if entry is not None:
             assert (entry.namespace, entry.key) in free
-            granted = self.judge(takes[entry.namespace, entry.key])
+            granted = self.step_model(takes[entry.namespace, entry.key])
             assert entry == Entry(entry.namespace, entry.key, granted.record)
 
     def _is_first(self, where: tuple[str, bytes]) -> bool:
-        """Whether no event of the entity is in progress and no waiting one happened earlier."""
+        """Whether no event of the entity is in progress and no waiting event of the entity happened earlier."""
         entity, now = self.records[where].about.entity, self.clock.now
-        line = {w: r for w, r in self.living().items() if w[0] == where[0] and r.about.entity == entity}
+        line = {w: r for w, r in self.live_records().items() if w[0] == where[0] and r.about.entity == entity}
         line = {w: r for w, r in line.items() if r.payload is not None and r.state != DEAD}
         busy = any(r.state == IN_PROGRESS and now < r.lease_until for r in line.values())
-        return entity is None or (not busy and where == min(line, key=lambda w: (*_happened(line[w]), w)))
+        return entity is None or (not busy and where == min(line, key=lambda w: (*_event_order(line[w]), w)))
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS))
     def redrive(self, fields: tuple[str, bytes]) -> None:
         operation = Redrive(*fields)
-        assert self.store.redrive([operation]) == [self.judge(operation)]
+        assert self.store.redrive([operation]) == [self.step_model(operation)]
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS, _EITHER))
     def reset(self, fields: tuple[str, bytes, bool]) -> None:
         operation = Reset(*fields)
-        assert self.store.reset([operation]) == [self.judge(operation)]
+        assert self.store.reset([operation]) == [self.step_model(operation)]
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS, _EITHER, _BODIES, _RETENTIONS))
     def swap(self, fields: tuple[str, bytes, bool, bytes, int]) -> None:
@@ -232,13 +233,13 @@ class _Comparison(RuleBasedStateMachine):
             fresh = Document(current + 1 if current else self.clock.now, body)
             self.documents[namespace, key] = (fresh, self.clock.now + retention)
 
-    # ── what is seen ──────────────────────────────────────────────────────────────────────────────────────
+    # ── reads ─────────────────────────────────────────────────────────────────────────────────────────────
 
     @invariant()
     def shows_the_same(self) -> None:
-        living = self.living()
-        assert self.store.browse() == [Entry(*where, record) for where, record in living.items()]
-        dead = [Entry(*where, record) for where, record in living.items() if record.state == DEAD]
+        live = self.live_records()
+        assert self.store.browse() == [Entry(*where, record) for where, record in live.items()]
+        dead = [Entry(*where, record) for where, record in live.items() if record.state == DEAD]
         assert self.store.dead_letters() == dead
         addresses = [Redrive(*where) for where in self.documents]
         assert self.store.load(addresses) == [self.document(where) for where in self.documents]

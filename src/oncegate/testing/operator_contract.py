@@ -1,4 +1,4 @@
-"""Contract tests of the operations of people, of namespaces, and of versioned documents."""
+"""Contract tests of the operations for operators, of namespaces, and of versioned documents."""
 
 import pytest
 
@@ -75,7 +75,7 @@ class OperatorContract:
         assert granted(store, "bob").fence > record.fence
 
     def test_reset_of_dead_letters_only(self, store: Store) -> None:
-        """A reset of dead letters removes no other record, also not a former dead letter."""
+        """A reset with `only_dead` removes a dead letter, but no record in another state."""
         record = granted(store)
         assert reset(store, only_dead=True) is False
         assert bury(store, record)
@@ -115,7 +115,7 @@ class OperatorContract:
         assert store.browse("c", key=KEY) == []
 
     def test_walk(self, store: Store, clock: ManualClock) -> None:
-        """A scan returns all records, or those of one namespace, without expired records."""
+        """A scan returns all records, or the records of one namespace. It returns no expired records."""
         wanted = {(name, bytes([number]) * 16) for name in ("a", "b") for number in range(4)}
         store.claim([claim_of("ann", namespace=name, key=key) for name, key in wanted])
         assert {(entry.namespace, entry.key) for entry in scan(store)} == wanted
@@ -182,15 +182,15 @@ class DocumentContract:
         assert _load(store, where) == before
 
     def test_one_document_twice_in_a_batch(self, store: Store) -> None:
-        """Of two swaps from one version the first succeeds, also within a batch."""
+        """Of two swaps from one version, only the first succeeds, even within one batch."""
         where = address("doc")
         changes = [Change(where.namespace, where.key, 0, body, RETENTION) for body in (b"one", b"two")]
         assert store.swap(changes) == [True, False]
         assert _load(store, where).body == b"one"
 
     def test_documents_expire(self, store: Store, clock: ManualClock) -> None:
-        """A document exists until the last microsecond of its retention. The version of its successor is still
-        higher."""
+        """A document exists until the last microsecond of its retention. The document that replaces it still has a
+        higher version."""
         where = address("doc")
         assert _swap(store, where, 0)
         before = _load(store, where)

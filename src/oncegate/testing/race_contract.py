@@ -1,4 +1,5 @@
-"""Contract tests of races between threads and between processes. A barrier starts them together."""
+"""Contract tests of races between threads and between processes. A barrier starts all threads or processes of a race
+together."""
 
 import multiprocessing
 import threading
@@ -52,14 +53,15 @@ def race(racers: list[Callable[[], Any]]) -> list[Any]:
 
 class RaceContract:
     def test_one_claimer_wins(self, store: Store) -> None:
-        """Of threads that claim one key at once, exactly one is granted. The others are in flight."""
+        """If several threads claim one key at once, exactly one claim is granted. The other claims are in flight."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             verdicts = race([partial(claim, store, f"racer-{n}", key=key) for n in range(_RACERS)])
             assert sorted(type(verdict).__name__ for verdict in verdicts) == ["Granted"] + ["InFlight"] * (_RACERS - 1)
 
     def test_one_takeover_wins(self, store: Store, clock: ManualClock) -> None:
-        """Of threads that claim a key with an expired lease, exactly one is granted, and the fence rises by one."""
+        """If several threads claim a key with an expired lease, exactly one claim is granted, and the fence rises by
+        one."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
@@ -69,7 +71,8 @@ class RaceContract:
             assert [grant.record.fence for grant in grants] == [first.fence + 1]
 
     def test_owner_and_successor(self, store: Store, clock: ManualClock) -> None:
-        """An owner completes while another claims: either the completion or the grant succeeds, never both."""
+        """If an owner completes an event while another owner claims it, either the completion or the claim succeeds,
+        never both."""
         for round_number in range(_ROUNDS):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
@@ -83,7 +86,7 @@ class RaceContract:
             assert completed is not isinstance(verdict, Granted)
 
     def test_one_dispatcher_takes(self, store: Store) -> None:
-        """Of dispatchers that take at once, each waiting event goes to exactly one."""
+        """If several dispatchers take at once, each waiting event goes to exactly one dispatcher."""
         keys = [number.to_bytes(16) for number in range(5)]
         for key in keys:
             assert bury(store, granted(store, key=key), key=key)
@@ -93,16 +96,16 @@ class RaceContract:
         assert sorted(taken) == keys
 
     def test_one_swap_wins(self, store: Store) -> None:
-        """Of threads that swap from one version, exactly one succeeds, and its body is stored."""
+        """If several threads swap from one version, exactly one swap succeeds, and its body is stored."""
         for round_number in range(_ROUNDS):
             where = address(f"doc-{round_number}")
-            answers = race([partial(_swapped, store, where, n) for n in range(_RACERS)])
+            answers = race([partial(_swap, store, where, n) for n in range(_RACERS)])
             assert answers.count(True) == 1
             (document,) = store.load([where])
             assert document.body == str(answers.index(True)).encode()
 
     def test_batches_in_opposite_order(self, store: Store) -> None:
-        """Batches with the same keys in opposite order do not deadlock and share no grant."""
+        """Two batches with the same keys in opposite order do not deadlock, and no key is granted to both."""
         for round_number in range(_ROUNDS):
             keys = [(round_number * 100 + number).to_bytes(16) for number in range(50)]
             forth = [claim_of("forth", key=key) for key in keys]
@@ -112,7 +115,7 @@ class RaceContract:
                 assert {type(one), type(other)} == {Granted, InFlight}
 
 
-def _swapped(store: Store, where: Address, number: int) -> bool:
+def _swap(store: Store, where: Address, number: int) -> bool:
     (answer,) = store.swap([Change(where.namespace, where.key, 0, str(number).encode(), RETENTION)])
     return answer
 
@@ -120,9 +123,9 @@ def _swapped(store: Store, where: Address, number: int) -> bool:
 class ProcessRaceContract:
     """Races between processes on one store, which must have a URL.
 
-    `processes` is the start method. A "forkserver" that has imported `oncegate.testing` is much faster. Its processes
-    have the environment from its start, so do not use it for a store that reads credentials from variables that tests
-    set.
+    `processes` is the start method. A "forkserver" that has imported `oncegate.testing` is much faster. The processes
+    of a forkserver have the environment variables from the time when the forkserver started. So do not use a forkserver
+    for a store that reads credentials from variables that tests set.
     """
 
     processes: "SpawnContext | ForkServerContext" = multiprocessing.get_context("spawn")
@@ -131,7 +134,7 @@ class ProcessRaceContract:
         raise NotImplementedError
 
     def test_one_process_is_granted(self, store: Store) -> None:
-        """Of processes that claim the same keys at once, in batches, exactly one is granted each key."""
+        """If several processes claim the same keys at once, in batches, each key is granted to exactly one process."""
         keys = [number.to_bytes(16) for number in range(100)]
         winners = self._race(_claim_in_process, keys)
         granted_keys = sorted(key for keys_won in winners for key in keys_won)
@@ -139,14 +142,14 @@ class ProcessRaceContract:
         assert all(isinstance(claim(store, "late", key=key), InFlight) for key in keys)
 
     def test_one_process_swaps(self, store: Store) -> None:
-        """Of processes that increment a counter in one document, none loses an increment."""
+        """If several processes increment a counter in one document, no increment is lost."""
         counts = self._race(_count_in_process, 25)
         (document,) = store.load([address("counter")])
         assert document.body is not None
         assert int(document.body) == sum(counts) == 4 * 25
 
     def test_other_processes_see_a_completion(self, store: Store) -> None:
-        """Other processes see a completion as soon as the store has answered it."""
+        """Other processes see a completion as soon as the store has confirmed the completion."""
         results = self._race(_complete_in_process, [number.to_bytes(16) for number in range(50)])
         assert sum(results) == 50
         for number in range(50):

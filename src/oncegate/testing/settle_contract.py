@@ -59,7 +59,7 @@ class SettleContract:
         assert (after.state, after.attempts, after.fence, after.error) == (RELEASED, 1, record.fence, "boom")
 
     def test_release_unstarted(self, store: Store) -> None:
-        """An unstarted release gives the attempt back."""
+        """After an unstarted release, the attempt does not count."""
         assert release(store, granted(store), unstarted=True)
         again = granted(store, "bob")
         assert again.attempts == 1
@@ -74,7 +74,7 @@ class SettleContract:
 
     @pytest.mark.parametrize("result", [None, b"", b"null", b"0", b'"' + b"x" * 1_000_000 + b'"'])
     def test_results_are_unchanged(self, store: Store, result: bytes | None) -> None:
-        """Any bytes are stored as the result, also none and very many."""
+        """Any bytes are stored as the result, also an empty and a very long result. A result of None is stored, too."""
         assert complete(store, granted(store), result)
         after = stored(store)
         assert after is not None
@@ -141,14 +141,16 @@ class SettleContract:
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_late_without_a_takeover(self, store: Store, clock: ManualClock, settle: Settle) -> None:
-        """After its lease, a claim that was not granted to another can still be settled by its owner."""
+        """After the lease has ended, the owner can still settle or renew the claim, if no other owner was granted the
+        claim."""
         record = granted(store)
         clock.advance(LEASE)
         assert settle(store, record)
 
     @pytest.mark.parametrize("settle", [complete, release, bury, renew])
     def test_late_and_taken_over(self, store: Store, clock: ManualClock, settle: Settle) -> None:
-        """After another grant, every settlement of the old owner fails, and the new claim stays."""
+        """After the claim was granted to another owner, every settlement of the old owner fails, and the new claim does
+        not change."""
         record = granted(store)
         clock.advance(LEASE)
         successor = granted(store, "bob")
@@ -165,7 +167,7 @@ class SettleContract:
         assert stored(store) is None
 
     def test_late_and_completed_by_another(self, store: Store, clock: ManualClock) -> None:
-        """The settlement of an old owner fails even after its successor has completed."""
+        """The settlement of an old owner fails even after the next owner has completed the event."""
         record = granted(store)
         clock.advance(LEASE)
         assert complete(store, granted(store, "bob"), b'"bob"')
@@ -175,7 +177,7 @@ class SettleContract:
         assert after.result == b'"bob"'
 
     def test_batch_of_settles(self, store: Store) -> None:
-        """Each settlement of a batch is answered on its own. A failed one does not stop the others."""
+        """Each settlement of a batch has a separate answer. A failed settlement does not stop the other settlements."""
         keys = [bytes([number]) * 16 for number in range(3)]
         records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
         answers = store.settle(
@@ -199,10 +201,10 @@ class SettleContract:
 
 
 class AttemptContract:
-    """Which attempts count: lost attempts, and attempts that found a service unavailable."""
+    """Tests of which attempts count: lost attempts, and attempts that found a service unavailable."""
 
     def test_the_first_loss_does_not_count(self, store: Store, clock: ManualClock) -> None:
-        """The first lost attempt does not count, because the worker may have died of another event. Every further
+        """The first lost attempt does not count, because another event may have killed the worker. Every further
         consecutive loss counts."""
         granted(store)
         for attempts, lost in [(1, 1), (2, 2), (3, 3)]:
@@ -212,7 +214,8 @@ class AttemptContract:
             assert _stored(store) == record
 
     def test_a_failure_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
-        """A recorded failure counts and ends a row of losses. The first loss after it does not count."""
+        """A recorded failure counts, and it ends a series of losses. The first loss after the failure does not
+        count."""
         granted(store)
         clock.advance(LEASE)
         assert release(store, granted(store, "bob"), error="boom")
@@ -244,8 +247,8 @@ class AttemptContract:
         assert _stored(store) == replace(record, lease_until=clock.now + LEASE)
 
     def test_unavailable_gives_the_attempt_back(self, store: Store, clock: ManualClock) -> None:
-        """An attempt that found a service unavailable does not count. The time of the first such release in a row is
-        kept."""
+        """An attempt that found a service unavailable does not count. If several such releases follow each other, the
+        time of the first release is kept."""
         first = clock.now
         for _ in range(3):
             record = granted(store, f"at {clock.now}")
@@ -257,14 +260,16 @@ class AttemptContract:
             clock.advance(5)
 
     def test_unavailable_ends_a_row_of_losses(self, store: Store, clock: ManualClock) -> None:
-        """Every release except an unstarted one sets `lost` to 0, because it shows that the worker lives."""
+        """Every release except an unstarted one sets `lost` to 0, because the release shows that the worker is
+        alive."""
         granted(store)
         clock.advance(LEASE)
         assert release(store, granted(store, "bob"), unavailable=True)
         assert _tries(store) == (0, 0)
 
     def test_unstarted_keeps_unavailable_since(self, store: Store, clock: ManualClock) -> None:
-        """An unstarted release keeps `unavailable_since` and gives the attempt back only once."""
+        """An unstarted release keeps `unavailable_since`. Even if the release is also `unavailable`, only one attempt
+        is subtracted."""
         assert release(store, granted(store), unavailable=True)
         since = clock.now
         clock.advance(5)
@@ -299,8 +304,8 @@ class AttemptContract:
     @pytest.mark.parametrize("result", [None, b"null", b'"done"'])
     @pytest.mark.parametrize("error", [None, "its result was cut"])
     def test_handed_on(self, store: Store, result: bytes | None, error: str | None) -> None:
-        """A completion can name the place that the event was published to. A duplicate gets it, and a second completion
-        changes nothing."""
+        """A completion can name the place that the event was published to. A duplicate gets this place, and a second
+        completion changes nothing."""
         record = granted(store)
         assert complete(store, record, result, error=error, handed_to="sqs://queue")
         after = _stored(store)
@@ -311,7 +316,7 @@ class AttemptContract:
         assert claim(store, "bob").record == after
 
     def test_handed_on_in_a_batch(self, store: Store) -> None:
-        """Each completion of a batch names its own place, or none."""
+        """Each completion of a batch names its own place, or no place."""
         keys = [bytes([number]) * 16 for number in range(3)]
         records = [verdict.record for verdict in store.claim([claim_of("ann", key=key) for key in keys])]
         places = [None, "sqs://queue", None]
@@ -360,7 +365,8 @@ class RenewContract:
         assert (after.fence, after.attempts, after.expires_at) == (record.fence, record.attempts, record.expires_at)
 
     def test_a_renewed_claim_is_not_forgotten(self, store: Store, clock: ManualClock) -> None:
-        """However short the retention, a record lives as long as its lease, and no other claim is granted."""
+        """Even with a short retention, a record exists as long as its lease, and no other claim is granted during that
+        time."""
         record = granted(store, retention=LEASE)
         clock.advance(LEASE - 1)
         assert renew(store, record)
