@@ -84,7 +84,7 @@ class AsyncRunner:
             context.store, "waited", lambda _seconds: nullcontext()
         )
         self._writer: BatchWriter[_Write] = BatchWriter(
-            "oncegate-writer", self._write, self._settle, self._orphaned, MOST_IN_A_BATCH
+            "oncegate-writer", self._write, self._settle, self._release_orphan, MOST_IN_A_BATCH
         )
         self.in_flight_waiters = InFlightWaiters(config.max_in_hand // 2)
         self._marks_first = config.marks_first
@@ -402,7 +402,7 @@ class AsyncRunner:
         if changes := [job for job in jobs if job.key.change is not None and job.emission is None]:
             self._state_changes.resolve(changes)
 
-    def _orphaned(self, write: _Write) -> None:
+    def _release_orphan(self, write: _Write) -> None:
         """Release a claim whose caller has been cancelled."""
         job = write.job if isinstance(write, _Admission) else write
         if isinstance(job, Job):
