@@ -90,7 +90,7 @@ class SettlementPlanner:
             over = f"; retried for {spoken(past)}, and retry_for is {spoken(retry_for)}"
             return self.buried(job, text + over, raised + over)
         delay = int(jittered(min(max(past, config.backoff), config.backoff_limit)))
-        if config.max_attempts is not None:  # the last retry starts before `retry_for` has passed
+        if config.max_attempts is not None:  # the last retry is not delayed beyond `retry_for`
             delay = min(delay, max(retry_for - past, config.backoff))
         after = retry_delay_of(error)
         release = Release(*self._proof(job), text, delay=max(delay, after or 0), unavailable=True)

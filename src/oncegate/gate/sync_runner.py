@@ -395,8 +395,9 @@ class SyncRunner:
 
 
 def refuse_unguarded(jobs: Sequence[Job]) -> None:
-    """Set the outcome "failed" for the jobs that have a reason to run unguarded. Only a claimed or stored event may run
-    in the modes that call this function."""
+    """Set the outcome "failed" for jobs that the store did not answer and that a policy allows to run unguarded. No
+    event runs unguarded in an admission or a transaction. An event that could not be stored would not run later
+    either."""
     for job in jobs:
         if job.unguarded is not None:
             job.outcome = job.failed(job.unguarded)
