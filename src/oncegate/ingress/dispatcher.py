@@ -22,7 +22,7 @@ _CANCEL_WITHIN: Final = 2.0  # seconds that a cancelled item has to end
 
 
 class RunAgain(Struct, frozen=True):
-    """Run the item again after `after` seconds. The later items of its lane wait until then."""
+    """Run the item again after `after` seconds. The later items of its lane wait until the item has run again."""
 
     after: float
 

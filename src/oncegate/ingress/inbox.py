@@ -376,9 +376,10 @@ class InboxWorker:
         return "go_on"
 
     def _ended(self, job: Job) -> None:
-        """Make the worker poll for the next event of the entity. The worker polls at once if such an event may be known
-        to wait. Otherwise another process may have admitted such an event, so the worker polls a little later. A poll
-        at once after every event would cost more than the event itself."""
+        """Make the worker poll for the next event of the entity. The worker polls at once if the job was taken from the
+        store, or if another event of the entity was admitted here while the job ran. Otherwise another process may have
+        admitted an event of the entity, so the worker polls a little later. A poll after every event would cost more
+        than the event itself."""
         self._in_hand.discard(job.key.digest)
         if not job.run_now or self._running_entities.pop(job.event.entity or "", False):
             self._woken.set()
