@@ -1,8 +1,8 @@
-"""Threads for plain handlers, and the handlers that do not return.
+"""This module runs plain handlers in threads, and detects handlers that do not return.
 
-A handler is hung if it has run for longer than `limit`. That is reported once, in the log and to `on_hung`. A thread
-cannot be stopped. So with `gives_up` the event fails, and a new thread replaces the hung one; there are at most as many
-new threads as there were threads at first.
+A handler is hung if it has run for longer than `limit`. A hung handler is reported once, in the log and to `on_hung`. A
+thread cannot be stopped. So with `gives_up`, the event of a hung handler fails, and a new thread replaces the thread of
+the hung handler. The number of replaced threads is at most the original number of threads.
 """
 
 import logging
@@ -22,7 +22,8 @@ _IDLE_FOR: Final = 10.0
 
 
 class HandlerRun:
-    """One call of a handler. `give_up` is called from another thread when the handler is given up."""
+    """One call of a handler. If the handler hangs and its event has to fail, the run is `given_up`: `give_up` is called
+    from another thread."""
 
     __slots__ = ("begun", "event", "give_up", "given_up", "is_hung")
 
@@ -36,29 +37,29 @@ class HandlerRun:
 
 class _Pool(ThreadPoolExecutor):
     def add_thread(self) -> None:
-        """Start one more thread; it begins with the next waiting call."""
+        """Start one more thread. The thread runs the next waiting call."""
         self._max_workers += 1
         self._adjust_thread_count()
 
 
 class HandlerThreads:
-    """The threads of one gate, started when they are needed.
+    """The threads of one gate. A thread is started when it is needed.
 
-    `most` is the number of threads, `limit` the seconds after which a handler counts as hung. `on_hung` gets the
-    event and the age of its handler.
+    `threads` is the maximum number of threads. `limit` is the number of seconds after which a handler counts as hung.
+    `on_hung` is called with the event and the time since its handler started.
     """
 
-    def __init__(self, most: int, limit: float, *, gives_up: bool, on_hung: Callable[[Event, str], object]) -> None:
-        self._most = most
+    def __init__(self, threads: int, limit: float, *, gives_up: bool, on_hung: Callable[[Event, str], object]) -> None:
+        self._threads = threads
         self._limit = limit
         self._gives_up = gives_up
         self._on_hung = on_hung
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
-        self._spare = self._most
+        self._spare = self._threads  # how many hung threads can still be replaced
         self._runs: dict[HandlerRun, None] = {}
         self._watcher: threading.Thread | None = None
-        self.left = most  # how many threads can still run handlers
+        self.left = threads  # how many threads can still run handlers
         forks.watch(self)
 
     def before_fork(self) -> None:
@@ -66,20 +67,21 @@ class HandlerThreads:
 
     def after_fork(self, *, in_child: bool) -> None:
         if in_child:
-            self._pool, self._spare, self._runs, self._watcher = None, self._most, {}, None
+            self._pool, self._spare, self._runs, self._watcher = None, self._threads, {}, None
             self._count_left()
         self._lock.release()
 
     def submit(self, work: Callable[..., None], *arguments: Any) -> "Future[None]":
         with self._lock:
             if self._pool is None:
-                self._pool = _Pool(self._most, thread_name_prefix="oncegate-handler")
+                self._pool = _Pool(self._threads, thread_name_prefix="oncegate-handler")
             return self._pool.submit(work, *arguments)
 
     def close(self) -> None:
-        """Wait for handlers to return, except for those that were given up. New calls meanwhile get new threads."""
+        """Wait until the running handlers have returned. If a handler was given up, do not wait. Calls that arrive
+        during close() get new threads."""
         with self._lock:
-            pool, self._pool, self._spare = self._pool, None, self._most
+            pool, self._pool, self._spare = self._pool, None, self._threads
             self._count_left()
             waits = not any(run.given_up for run in self._runs)
         if pool is not None:
@@ -97,7 +99,8 @@ class HandlerThreads:
         return run
 
     def end(self, run: HandlerRun) -> bool:
-        """The handler has returned or raised. False if it was given up before: its event has failed already."""
+        """Record that the handler has returned or raised. Returns False if the handler was given up before: its event
+        has already failed."""
         with self._lock:
             self._runs.pop(run, None)
             if run.is_hung:
@@ -124,7 +127,8 @@ class HandlerThreads:
             return sum(run.given_up for run in self._runs)
 
     def still_runs(self, key: bytes) -> str | None:
-        """The age of a handler of this key that was given up and still runs; None if there is none."""
+        """Returns the time since the start of a handler of this key that was given up and still runs; None if there is
+        no such handler."""
         if not self._gives_up:
             return None
         with self._lock:
@@ -134,7 +138,8 @@ class HandlerThreads:
         return None
 
     def _count_left(self) -> None:
-        self.left = self._most + (self._most - self._spare) - sum(run.is_hung for run in self._runs)
+        replaced = self._threads - self._spare
+        self.left = self._threads + replaced - sum(run.is_hung for run in self._runs)
 
     def _watch(self) -> None:
         last = time.monotonic()

@@ -1,8 +1,8 @@
-"""The async runner: many coroutines through one gate, with shared writes.
+"""The async runner takes the events of many coroutines through one gate. Concurrent coroutines share their writes.
 
-The rules are those of the sync runner. What differs is who waits: claims and settlements of concurrent callers go into
-common batches that a thread writes, async handlers run in their caller's event loop, and plain handlers in a pool of
-threads.
+The rules are the same as in the sync runner. The difference is where the work is done. The claims and settlements of
+concurrent callers go into common batches, and a thread writes these batches. Async handlers run in the event loop of
+their caller. Plain handlers run in a pool of threads.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ from oncegate.handler_threads import HandlerThreads
 from oncegate.stores.base import BatchesMixedOperations
 
 MOST_IN_A_BATCH: Final = 256
-# The gates whose async handler awaits the current code, and the gates whose plain handler's thread runs it.
+# The ids of the async runners whose async handler awaits the current code (`_awaiting`), and of the async runners whose
+# plain handler runs the current code in a thread (`_in_thread`).
 _awaiting: ContextVar[frozenset[int]] = ContextVar("oncegate_inside", default=frozenset())
 _in_thread: ContextVar[frozenset[int]] = ContextVar("oncegate_in_thread", default=frozenset())
 _LEASE_LOST: Final = "its claim was lost while the handler ran, so the handler was cancelled"
@@ -57,19 +58,19 @@ _CANCELLED: Final = "it was cancelled, or its process was stopped, while the han
 
 
 class _JoinedEmission(Struct, frozen=True):
-    """A joined emission that has its outcome; its own key is to be marked."""
+    """An emission that was joined to another emission and has its outcome. Its own key must still be marked as done."""
 
     job: Job
 
 
 class _Admission(Struct, frozen=True):
-    """An event that the store is to hold."""
+    """An event to store until it is run."""
 
     job: Job
 
 
-# What goes into a common batch: a job to claim, a settlement, a failure to bury, an emission to mark, an event to
-# admit, or nothing to write.
+# An item of a common batch is a job to claim, a settlement, a failed event to bury, an emission to mark as done, or an
+# event to admit. None means that there is nothing to write.
 _Write = Job | PlannedSettlement | FailedAfterMark | _JoinedEmission | _Admission | None
 
 
@@ -84,7 +85,7 @@ class AsyncRunner:
             context.store, "waited", lambda _seconds: nullcontext()
         )
         self._writer: BatchWriter[_Write] = BatchWriter(
-            "oncegate-writer", self._write, self._settle, self._orphaned, MOST_IN_A_BATCH
+            "oncegate-writer", self._write, self._settle, self._release_orphan, MOST_IN_A_BATCH
         )
         self.in_flight_waiters = InFlightWaiters(config.max_in_hand // 2)
         self._marks_first = config.marks_first
@@ -102,7 +103,7 @@ class AsyncRunner:
         _open.add(self)
 
     async def run(self, item: Job | UnguardedEvent, handler: AsyncHandler | Handler) -> None:
-        """Take one event through the gate; it has its outcome afterwards."""
+        """Take one event through the gate. Sets `item.outcome`."""
         limit = self._limit()
         if not limit.enter_now():
             await limit.enter()
@@ -118,8 +119,8 @@ class AsyncRunner:
             limit.leave()
 
     async def admit(self, identified: Sequence[Identified], run_now: int = 0) -> list[Job | RejectedEvent]:
-        """Have the store hold these events; each has its outcome afterwards. Up to `run_now` of them may be held, to be
-        run here at once."""
+        """Store these events until they are run, and set the outcome of each. The store may grant up to `run_now` of
+        them at once: these jobs are `held`, and the caller runs them here."""
         items = storable(identified)
         jobs = [item for item in items if isinstance(item, Job)]
         for job in jobs[:run_now]:
@@ -139,22 +140,23 @@ class AsyncRunner:
         self._context.heartbeat.hold([job.lease for job in jobs])
 
     def release_held(self, job: Job) -> None:
-        """Release a held job that will not run here. No coroutine waits for that: it could be cancelled, and the next
-        job would stay held."""
+        """Release a held job that will not run here. The caller does not wait for this write. A coroutine that waits
+        could be cancelled, and the jobs that it should release next would stay held."""
         if job.held:
             job.held = False
             self._writer.post(self._unstarted(job))
 
     def close(self) -> None:
-        """Wait for plain handlers to return, and write what is left to write. New calls meanwhile get new threads."""
+        """Wait until the plain handlers have returned, and then write the items that are still queued. Calls that
+        arrive during close() get new threads."""
         self.threads.close()
         deadline = time.monotonic() + CLOSE_WITHIN
         self._writer.flush(CLOSE_WITHIN)
         self._context.retrier.flush(deadline - time.monotonic())
 
     def _limit(self) -> ConcurrencyLimit:
-        """One for each event loop. An event that a handler runs on its own gate is not limited: the handler would wait
-        for its own end."""
+        """Returns the limit of the current event loop. An event that a handler passes to the gate that runs this
+        handler is not limited: the handler would wait for its own end."""
         if id(self) in _awaiting.get() or id(self) in _in_thread.get():
             return ConcurrencyLimit(1)
         loop = asyncio.get_running_loop()
@@ -166,9 +168,9 @@ class AsyncRunner:
     # ── one claim ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _claim_and_run(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """Claim, run and settle one job beside others. A job that may have killed its worker is released first, and
+        """Claim, run and settle one job while other jobs run. A job that may have killed its worker is released. It is
         then claimed again and run while no other handler of this process runs."""
-        if inside.get():  # a handler runs this event within its own run
+        if inside.get():  # a handler passes this event to the gate while the handler itself runs
             await self._writer.write(job)
             if job.held:
                 await self._run_watched(job, handler)
@@ -190,7 +192,8 @@ class AsyncRunner:
         await self._claim_and_run_alone(job, handler)
 
     async def _claim_and_run_alone(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """The job is not held while it waits: if the process died meanwhile, it would lose one more attempt."""
+        """Claim and run one job while no other handler of this process runs. The job is not held while it waits for
+        the other handlers to end. If it were held and the process died, the event would lose one more attempt."""
         token = object()
         try:
             if not await enter_async(token, self._max_hold, alone_for=self._alone_bound, within=self._alone_within):
@@ -203,7 +206,7 @@ class AsyncRunner:
             PROCESS.leave(token)
 
     async def _run_watched(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """Run a held job; copies that arrive meanwhile may wait for its end."""
+        """Run a held job. Copies of the event that arrive during the run may wait until the run ends."""
         digest = job.key.digest
         first = self.in_flight_waiters.begin(digest)
         try:
@@ -213,7 +216,7 @@ class AsyncRunner:
                 self.in_flight_waiters.end(digest, run_end_of(job.outcome))
 
     async def run_granted(self, job: Job, handler: AsyncHandler | Handler) -> None:
-        """Run a held job, however it was granted; it has its outcome afterwards."""
+        """Run a held job that was granted by a claim, a take or an admission. Sets `job.outcome`."""
         try:
             if (write := self._without_run(job)) is not None:
                 await self._writer.write(write)
@@ -225,7 +228,8 @@ class AsyncRunner:
             raise
 
     def _without_run(self, job: Job) -> PlannedSettlement | FailedAfterMark | None:
-        """What to write for a job whose handler is not called; None if it is called."""
+        """Returns what to write for a job whose handler must not be called. Returns None if the handler must be
+        called."""
         context = self._context
         if job.bury_reason is not None:
             job.started = True
@@ -245,7 +249,8 @@ class AsyncRunner:
         return _HandlerCall(partial(self._context.planner.processed, job), partial(self._failed, job), job)
 
     def _failed(self, job: Job, error: BaseException) -> PlannedSettlement:
-        """A cancelled caller is not the event's fault: the event is released, even at the last attempt."""
+        """Plan the settlement of a failed run. If the caller was cancelled or the lease was lost, the event did not
+        cause the failure. So the event is released, even at the last attempt."""
         if isinstance(error, LeaseLost):
             return self._context.planner.released(job, _LEASE_LOST)
         if isinstance(error, asyncio.CancelledError):
@@ -262,15 +267,15 @@ class AsyncRunner:
     async def _call_here(self, event: Event, handler: AsyncHandler, call: "_HandlerCall") -> None:
         call.start()
         task = asyncio.current_task()
-        before = _cancel_requests(task)
+        cancels_before = _cancel_requests(task)
         gates, within = _awaiting.set(_awaiting.get() | {id(self)}), inside.set(True)
         try:
             with _CancelOnLeaseLost(call.lease, task):
-                write = call.ran(checked_result(await self._in_time(handler, event)))
+                write = call.ran(checked_result(await self._await_handler(handler, event)))
         except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
             write = call.failed(error)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError) or _cancel_requests(task) > before:
+            if not isinstance(error, asyncio.CancelledError) or _cancel_requests(task) > cancels_before:
                 self._writer.post(call.failed(error))
                 raise
             write = call.failed(_cancelled_itself(error))
@@ -280,7 +285,7 @@ class AsyncRunner:
         if write is not None:
             await self._writer.write(write)
 
-    async def _in_time(self, handler: AsyncHandler, event: Event) -> Any:
+    async def _await_handler(self, handler: AsyncHandler, event: Event) -> Any:
         if self._timeout is None:
             return await handler(event)
         try:
@@ -295,21 +300,24 @@ class AsyncRunner:
         return HandlerTimeout(f"its handler did not return within handler_timeout={spoken(self._timeout or 0)}")
 
     async def _call_in_thread(self, event: Event, handler: Handler, call: "_HandlerCall") -> None:
-        """The thread posts what to write, and runs to the end even if nobody waits any more."""
+        """Run the handler in a thread and wait for the thread. The thread queues its settlement itself. If the caller
+        is cancelled, the thread still runs to its end."""
         waiter = asyncio.get_running_loop().create_future()
         submitted = self._submit(event, handler, call, waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if not submitted.cancel():
-                call.start()  # the handler has begun, or is about to: its claim must not be released
-                PROCESS.add(waiter, self._max_hold)  # it still runs: an event that must run alone waits for it
+                call.start()  # the handler has started or will start at once, so its claim must not be released
+                # The handler still runs. An event that must run alone has to wait for this handler.
+                PROCESS.add(waiter, self._max_hold)
                 if call.ended:
                     PROCESS.leave(waiter)
             raise
 
     def _run_in_thread(self, event: Event, handler: Handler, call: "_HandlerCall", waiter: Waiter) -> None:
-        """The job may have waited long for the thread: its lease may be over by now."""
+        """Run the handler, and queue its settlement. If the job waited so long for a thread that its handler may not
+        start any more, queue its release instead."""
         now = self._context.boot()
         if call.job is not None and not call.job.may_start(now):
             self._writer.post(self._unstarted(call.job, call.job.late_reason(now)), waiter)
@@ -332,7 +340,8 @@ class AsyncRunner:
             self._writer.post(write(), waiter)
 
     def _submit(self, *arguments: Any) -> "Future[None]":
-        """An event that a plain handler runs on its own gate gets a new thread: the handler would wait for itself."""
+        """Run `_run_in_thread` in a thread of the pool. An event that a plain handler passes to the gate that runs this
+        handler gets a new thread: if it waited for a thread of the pool, the handler could wait for its own thread."""
         if id(self) in _in_thread.get():
             extra = ThreadPoolExecutor(1, thread_name_prefix="oncegate-handler")
             submitted = extra.submit(self._run_in_thread, *arguments)
@@ -349,13 +358,14 @@ class AsyncRunner:
         with self._queue_time(batch.queue_time):
             self._write_all(batch.items, batch.failed)
 
-    def _write_all(self, writes: Sequence[_Write], undone: list[_Write]) -> None:
-        """Settlements first: their effects are done, and copies among the claims then find them completed. They are
-        tried once here, so that new events do not wait for all the retries of a settlement."""
+    def _write_all(self, writes: Sequence[_Write], failed: list[_Write]) -> None:
+        """Write settlements before claims and admissions. The effects of settled events are done, and a claim of a copy
+        in the same batch then finds the completed record. Settlements are tried only once here, so that new events do
+        not wait for the retries of a settlement. Settlements that could not be written are appended to `failed`."""
         context = self._context
         planned = [each for each in writes if isinstance(each, PlannedSettlement)]
         others = [each for each in writes if not isinstance(each, PlannedSettlement)]
-        calls = [self._runner.settle_call(planned, undone.extend)] if planned else []
+        calls = [self._runner.settle_call(planned, failed.extend)] if planned else []
         if not all(map(_is_quick, others)):
             execute_all(calls, None, context.boot)
             calls = []
@@ -376,7 +386,7 @@ class AsyncRunner:
             context.heartbeat.hold([job.lease for job in (*jobs, *admissions) if job.held])
 
     def _settle(self, batch: WriteBatch[_Write]) -> None:
-        """In another thread: the settlements that failed at the first try."""
+        """Write the settlements that failed at the first try. Runs in the retry thread of the batch writer."""
         self._runner.write([each for each in batch.items if isinstance(each, PlannedSettlement)])
 
     def _write_failures_and_emissions(self, writes: Sequence[_Write]) -> None:
@@ -390,7 +400,8 @@ class AsyncRunner:
         return self._context.claimer.claim_call([job for job in jobs if not job.answered])
 
     def _admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
-        """These come from callers that do not know of each other: if two have one key, the store says which was
+        """Returns the admission of these jobs as a call to execute; None if nothing is left to send. The jobs come from
+        different callers and are not merged here. If two jobs have the same key, the store decides which job was
         first."""
         self._resolve_changes(jobs)
         jobs = [job for job in jobs if not job.answered]
@@ -402,7 +413,7 @@ class AsyncRunner:
         if changes := [job for job in jobs if job.key.change is not None and job.emission is None]:
             self._state_changes.resolve(changes)
 
-    def _orphaned(self, write: _Write) -> None:
+    def _release_orphan(self, write: _Write) -> None:
         """Release a claim whose caller has been cancelled."""
         job = write.job if isinstance(write, _Admission) else write
         if isinstance(job, Job):
@@ -413,13 +424,15 @@ class AsyncRunner:
 
 
 def _is_quick(write: _Write) -> bool:
-    """Whether settlements may wait for this write: it needs no other writes first, such as to a timeline or to bury."""
+    """Whether this write may share one store call with settlements. A write is quick if it needs no other write first,
+    such as a write to a timeline or the burial of an event."""
     job = write.job if isinstance(write, _Admission) else write
     return job is None or (isinstance(job, Job) and job.key.change is None and job.bury_reason is None)
 
 
 class _HandlerCall:
-    """One call of a handler: what to write when it returned or raised, and the job whose claim it runs under."""
+    """One call of a handler. `ran` returns what to write after the handler has returned, and `failed` what to write
+    after it has raised. `job` holds the claim under which the handler runs; None if it runs without a claim."""
 
     __slots__ = ("ended", "failed", "job", "ran")
 
@@ -429,7 +442,7 @@ class _HandlerCall:
         self.ran = ran
         self.failed = failed
         self.job = job
-        self.ended = False  # of a handler in a thread
+        self.ended = False  # set only for a handler that runs in a thread
 
     @property
     def lease(self) -> Lease | None:
@@ -454,7 +467,7 @@ class LeaseLost(Exception):
 
 
 class _CancelOnLeaseLost:
-    """Cancels the current task when the lease is lost, as `asyncio.timeout` does when the time is over."""
+    """Cancels the current task when the lease is lost. `asyncio.timeout` does the same when the timeout passes."""
 
     __slots__ = ("_cancelling", "_fired", "_lease", "_task")
 
@@ -494,17 +507,19 @@ def _cancel_requests(task: asyncio.Task[Any] | None) -> int:
 
 
 def _cancelled_itself(error: BaseException) -> RuntimeError:
-    """A handler that raises CancelledError though nobody cancelled it has failed like any other."""
+    """Returns the error for a handler that raised CancelledError although its task was not cancelled. Such a handler
+    has failed like a handler that raised any other exception."""
     failure = RuntimeError("the handler cancelled itself")
     failure.__cause__ = error
     return failure
 
 
-# The exit of a process does not wait for daemon threads, so what they have left to write is written here.
+# A process does not wait for its daemon threads when it exits. So `_close_all` writes the items that these threads have
+# not written yet.
 _open: WeakSet[AsyncRunner] = WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    for each in list(_open):
-        each.close()
+    for runner in list(_open):
+        runner.close()

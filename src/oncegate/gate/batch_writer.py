@@ -1,8 +1,8 @@
-"""The batch writer: writes the items of many coroutines in few batches.
+"""The batch writer writes the items of many coroutines in a small number of batches.
 
-The items that coroutines hand in during one turn of their event loop are queued together. A thread writes all that was
-queued since its last write. So an item waits for the rest of the turn and for the write before it, and for nothing
-else.
+The items that coroutines pass to the writer during one turn of their event loop are queued together. A thread writes
+all items that were queued since its last write. So an item waits only for the rest of the turn and for the write that
+is running.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ Waiter = asyncio.Future[None]
 
 
 class WriteBatch(Generic[_Item]):
-    """Items to write. `queue_time` is how many seconds the first of them has waited. The write function appends items
-    that could not be written to `failed`."""
+    """Items to write. `queue_time` is how many seconds the first item has waited in the queue. The write function
+    appends the items that it could not write to `failed`."""
 
     __slots__ = ("failed", "items", "queue_time")
 
@@ -34,7 +34,7 @@ _WriteFunction = Callable[[WriteBatch[_Item]], None]
 
 
 class _Caller(Generic[_Item]):
-    """A caller that waits until `number` items are written, and those that are written by now."""
+    """A caller that waits until `number` items are written. `written` has the items that are already written."""
 
     __slots__ = ("error", "loop", "number", "waiter", "written")
 
@@ -46,8 +46,8 @@ class _Caller(Generic[_Item]):
         self.error: BaseException | None = None
 
     def add_written(self, item: _Item, error: BaseException | None) -> None:
-        """Wake the caller after its last item. An error is raised only then: no item is still being written for a
-        caller that has gone on."""
+        """Record that one item is written, and wake the caller after its last item. An error, too, is raised only after
+        the last item: otherwise items would still be written for a caller that does not wait any more."""
         self.written.append(item)
         self.error = self.error or error
         if len(self.written) < self.number:
@@ -68,7 +68,8 @@ class _QueuedItem(Generic[_Item]):
 
 
 class _Turn(threading.local):
-    """The items of the current turn of the event loop of this thread; `loop` is None before the first item."""
+    """The items that were passed to the writer in the current turn of this thread's event loop. `loop` is None before
+    the first item of the turn."""
 
     loop: asyncio.AbstractEventLoop | None = None
     items: list[Any]
@@ -78,26 +79,31 @@ _Background = Background[list[_QueuedItem[_Item]]]
 
 
 class BatchWriter(Generic[_Item]):
-    """`write` gets up to `most` items at a time, in the order in which they were queued. The items that it puts into
-    `failed` go to `retry`, in another thread, so that other items do not wait for them. `orphaned` gets each item that
-    was written for a coroutine that has been cancelled meanwhile."""
+    """Writes queued items in batches.
+
+    `write` is called with up to `max_items` items at a time, in the order in which they were queued. The items that it
+    appends to `failed` are passed to `retry` in another thread, so that other items do not wait for the retry.
+    `on_orphan` is called with each item that was written for a coroutine that was cancelled before the item was
+    written."""
 
     def __init__(
         self,
         name: str,
         write: _WriteFunction[_Item],
         retry: _WriteFunction[_Item],
-        orphaned: Callable[[_Item], None],
-        most: int,
+        on_orphan: Callable[[_Item], None],
+        max_items: int,
     ) -> None:
-        self._orphaned = orphaned
-        self._most = most
-        self._background: _Background[_Item] = Background(name, partial(self._write_queued, write), most=most)
-        self._retries: _Background[_Item] = Background(f"{name}-again", partial(self._write_queued, retry), most=most)
+        self._on_orphan = on_orphan
+        self._max_items = max_items
+        write_queued, retry_queued = partial(self._write_queued, write), partial(self._write_queued, retry)
+        self._background: _Background[_Item] = Background(name, write_queued, most=max_items)
+        self._retries: _Background[_Item] = Background(f"{name}-again", retry_queued, most=max_items)
         self._turn = _Turn()
 
     async def write(self, *items: _Item) -> None:
-        """Wait until all these items (at least one) are written. They are written even if the caller is cancelled."""
+        """Queue these items (at least one) and wait until all of them are written. The items are written even if the
+        caller is cancelled."""
         loop = asyncio.get_running_loop()
         caller: _Caller[_Item] = _Caller(loop.create_future(), len(items))
         turn = self._turn
@@ -108,16 +114,17 @@ class BatchWriter(Generic[_Item]):
         try:
             await caller.waiter
         except asyncio.CancelledError:
-            for item in caller.written:  # the caller was cancelled before it could use them
-                self._orphaned(item)
+            for item in caller.written:  # the caller was cancelled before it could use these items
+                self._on_orphan(item)
             raise
 
     def post(self, item: _Item, waiter: Waiter | None = None) -> None:
-        """Queue one item, from any thread. `waiter` gets its result when the item is written."""
+        """Queue one item. May be called from any thread. `waiter` gets its result when the item is written."""
         self._background.put([_QueuedItem(item, None if waiter is None else _Caller(waiter))])
 
     def flush(self, within: float) -> bool:
-        """Wait until all items queued so far are written; False if that takes longer than `within` seconds."""
+        """Wait until all items queued so far are written. Returns False if they are not written within `within`
+        seconds."""
         deadline = time.monotonic() + within
         return self._background.flush(within) and self._retries.flush(max(0, deadline - time.monotonic()))
 
@@ -129,15 +136,15 @@ class BatchWriter(Generic[_Item]):
 
     def _write_queued(self, write: _WriteFunction[_Item], turns: list[list[_QueuedItem[_Item]]]) -> None:
         queued = [each for turn in turns for each in turn]
-        for start in range(0, len(queued), self._most):
-            self._write_batch(write, queued[start : start + self._most])
+        for start in range(0, len(queued), self._max_items):
+            self._write_batch(write, queued[start : start + self._max_items])
 
     def _write_batch(self, write: _WriteFunction[_Item], queued: list[_QueuedItem[_Item]]) -> None:
         error: BaseException | None = None
         batch = WriteBatch([each.item for each in queued], time.monotonic() - queued[0].queued_at)
         try:
             write(batch)
-        except BaseException as raised:  # noqa: BLE001  # raised in the callers that wait
+        except BaseException as raised:  # noqa: BLE001  # the callers that wait raise this error
             error = raised
         if batch.failed:
             failed = set(map(id, batch.failed))
@@ -148,15 +155,15 @@ class BatchWriter(Generic[_Item]):
             written = [(item, caller) for item, caller in awaited if caller.loop is loop]
             try:
                 loop.call_soon_threadsafe(self._wake, written, error)
-            except RuntimeError:  # the loop was closed, and its callers are gone
+            except RuntimeError:  # the event loop is closed, so its callers do not run any more
                 for item, _ in written:
-                    self._orphaned(item)
+                    self._on_orphan(item)
 
     # ── in the event loop ─────────────────────────────────────────────────────────────────────────────────
 
     def _wake(self, written: list[tuple[_Item, _Caller[_Item]]], error: BaseException | None) -> None:
         for item, caller in written:
             if caller.waiter.done():
-                self._orphaned(item)
+                self._on_orphan(item)
             else:
                 caller.add_written(item, error)

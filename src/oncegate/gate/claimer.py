@@ -1,4 +1,4 @@
-"""The claimer sends claims, admissions and takes of jobs to the store, and turns its verdicts into leases or
+"""The claimer sends claims, admissions and takes of jobs to the store, and turns the store's verdicts into leases or
 outcomes."""
 
 from collections.abc import Callable, Sequence
@@ -71,10 +71,11 @@ _Known = Duplicate | InFlight | Buried
 
 
 class StoreCall(Struct, frozen=True):
-    """A batch of requests of one kind to the store, and what follows.
+    """A batch of requests of one kind to the store, and the callbacks for its result.
 
-    `answered` gets the items, the answers and the time of sending. `failed` gets the items and the error text. If the
-    store is read-only, `known` answers what can be answered by reading, and returns the items that are left.
+    `answered` is called with the items, the answers and the time of sending (boot clock). `failed` is called with the
+    items and the error text. If the store is read-only, `known` answers the items that can be answered by reading, and
+    returns the other items.
     """
 
     verb: Callable[[Sequence[Any]], Sequence[Any]]
@@ -98,20 +99,22 @@ class StoreCall(Struct, frozen=True):
 
 
 def execute_all(calls: Sequence[StoreCall], store: BatchesMixedOperations | None, boot: Clock) -> None:
-    """Execute the calls in order: with one write if there are several and the store can mix operations. If that write
-    fails, each call is executed by itself, so that the error of one does not fail the others."""
-    if len(calls) > 1 and store is not None and _executed_together(calls, store, boot):
+    """Execute the calls in order. If there are several calls and the store can mix operations, they are sent with one
+    write. If that write fails, each call is executed separately, so that the error of one call does not fail the other
+    calls."""
+    if len(calls) > 1 and store is not None and _try_together(calls, store, boot):
         return
-    with ExitStack() as stack:  # each call runs even if the one before it raised
+    with ExitStack() as stack:  # each call runs even if the previous call raised
         for call in reversed(calls):
             stack.callback(call.execute, boot)
 
 
-def _executed_together(calls: Sequence[StoreCall], store: BatchesMixedOperations, boot: Clock) -> bool:
+def _try_together(calls: Sequence[StoreCall], store: BatchesMixedOperations, boot: Clock) -> bool:
+    """Execute all calls with one write. Returns False if that write fails."""
     sent_at = boot()
     try:
         answers = iter(store.together([request for call in calls for request in call.requests]))
-    except Exception:  # noqa: BLE001  # the call that caused the error raises it again
+    except Exception:  # noqa: BLE001  # the failing call raises again when it is executed separately
         return False
     for call in calls:
         call.answered(call.items, list(islice(answers, len(call.requests))), sent_at)
@@ -119,10 +122,10 @@ def _executed_together(calls: Sequence[StoreCall], store: BatchesMixedOperations
 
 
 class GuardedStore:
-    """The gate's access to a remote store: every verb that a gate uses goes through the circuit breaker.
+    """A remote store behind a circuit breaker: every verb that a gate uses goes through the breaker.
 
-    While the breaker is open, claims fail at once. Settlements and renewals always go through: their effects are done
-    or under way, and an event whose settlement is not recorded runs again.
+    While the breaker is open, claims fail at once. Settlements and renewals are always sent to the store: their
+    handlers have run or are running, and an event whose settlement is not recorded would run again.
     """
 
     def __init__(self, store: Store, breaker: CircuitBreaker) -> None:
@@ -158,12 +161,13 @@ class GuardedStore:
             return self._store.renew(leases)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else, such as what operators read, goes straight to the store."""
+        """All other methods, such as those that operators use for reading, are called on the store directly."""
         return getattr(self._store, name)
 
 
 class _GuardedMixedStore(GuardedStore):
-    """A class of its own, because isinstance() looks for the methods of a protocol on the class (Python 3.12+)."""
+    """A guarded store that can also mix operations. It is a separate class because isinstance() looks for the methods
+    of a protocol on the class (Python 3.12+)."""
 
     def together(self, operations: Sequence[Operation]) -> list[Any]:
         with self._breaker.watch(len(operations)):
@@ -171,7 +175,7 @@ class _GuardedMixedStore(GuardedStore):
 
 
 def guarded(store: Store, breaker: CircuitBreaker) -> Store:
-    """The store behind a circuit breaker, with the same ability to mix operations in one batch."""
+    """Put the store behind a circuit breaker. The result can mix operations in one batch if the store can."""
     kind = _GuardedMixedStore if isinstance(store, BatchesMixedOperations) else GuardedStore
     return cast(Store, kind(store, breaker))
 
@@ -201,12 +205,13 @@ class Claimer:
     # ── claim, admit, take ────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, jobs: Sequence[Job]) -> None:
-        """Claim all with one write. Each job then has a lease, a reason to run without one, or an outcome."""
+        """Claim all jobs with one write. Afterwards each job has a lease, a reason to run without a lease, or an
+        outcome."""
         if call := self.claim_call(jobs):
             call.execute(self._boot)
 
     def claim_call(self, jobs: Sequence[Job]) -> StoreCall | None:
-        """The claim as a call to execute; None if the cache answers all jobs."""
+        """Returns the claim of these jobs as a call to execute; None if no job is left to send to the store."""
         if self._config.marks_first and any(job.hands_to is not None for job in jobs):
             raise SettingError(MARKED_AND_PUBLISHED)
         for job in jobs:
@@ -225,24 +230,25 @@ class Claimer:
             call.execute(self._boot)
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
-        """The admission as a call to execute; None if the cache answers all jobs."""
+        """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
         unknown = [job for job in jobs if not self.recall(job)]
         if not unknown:
             return None
         verb, requests = cast(Inbox, self._store).admit, self._admissions(unknown)
         return StoreCall(verb, requests, unknown, self._admitted, self._not_admitted, self._answer_by_reading)
 
-    def take(self, most: int = 1, *, in_order: bool = False) -> list[Job]:
-        """Claim up to `most` events that the store holds with their payload."""
+    def take(self, limit: int = 1, *, in_order: bool = False) -> list[Job]:
+        """Claim up to `limit` events that the store holds with their payload."""
         config, sent_at = self._config, self._boot()
-        requests = [TakeRequest(config.namespace, owner, config.lease, in_order) for owner in owners(most)]
+        requests = [TakeRequest(config.namespace, owner, config.lease, in_order) for owner in owners(limit)]
         jobs = [self._taken(entry, sent_at) for entry in self._store.take(requests) if entry is not None]
         held = [job for job in jobs if job.held]
         self._observers.granted(len(held), (job.event for job in held))
         return held
 
     def recall(self, job: Job) -> bool:
-        """Answer a duplicate from the cache of completions, if it is there."""
+        """Set the outcome of a duplicate from the completion cache. Returns False if the cache cannot answer the
+        job."""
         outcome = self._cache.answer(job)
         if outcome is None:
             return False
@@ -251,9 +257,9 @@ class Claimer:
         return True
 
     def _find_by_carried_key(self, jobs: Sequence[Job]) -> list[Job]:
-        """An event may have been published under another key than the one computed here, because parts of the key were
-        lost when the event was wrapped. If this namespace has a record under the published key, that key is used.
-        Returns the jobs that can be claimed."""
+        """Give each job the key under which its event was published, if this namespace has a record under that key.
+        The published key may differ from the key computed here, because parts of the key were lost when the event was
+        wrapped. Returns the jobs that can be claimed. The other jobs failed because the store could not be read."""
         claimable = []
         for job in jobs:
             carried, job.carried = job.carried, None
@@ -300,7 +306,7 @@ class Claimer:
             self.admit(again)
 
     def _judge(self, jobs: Sequence[Job], answers: Sequence[Verdict | Admission], sent_at: int) -> list[Job]:
-        """Turn the store's answers into leases and outcomes. Returns the jobs to ask for again, under another key."""
+        """Turn the store's answers into leases and outcomes. Returns the jobs to send again under another key."""
         conflicts, again, granted = [], [], 0
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Granted):
@@ -312,7 +318,7 @@ class Claimer:
             elif self._move_to_next_stage(job, answer):
                 again.append(job)
             else:
-                self._found(job, answer, sent_at)
+                self._answer_from_record(job, answer, sent_at)
         self._observers.granted(granted, (job.event for job in jobs if job.held))
         if conflicts:
             granted_bodies = {job.key.digest: job.event.body for job in jobs if job.held}
@@ -320,8 +326,9 @@ class Claimer:
         return again
 
     def _hold(self, job: Job, record: Record, at: int, sent_at: int) -> bool:
-        """Give the job its lease, granted at the store's time `at` to a request sent at `sent_at` on the boot clock.
-        Returns False if the event's handler still runs in this process: then that handler gets the new grant."""
+        """Give the job its lease. The store granted it at the store's time `at`, and the request was sent at `sent_at`
+        on the boot clock. Returns False if the event's handler still runs in this process: in that case the running
+        handler gets the new grant."""
         config, key, attempt = self._config, job.key, record.attempts
         job.lease = Lease(config.namespace, key.digest, record, at, sent_at, sent_at + record.lease_until - at)
         if self._heartbeat.adopt(job.lease):
@@ -333,9 +340,8 @@ class Claimer:
         if attempt > 1 and config.max_attempts is not None and attempt > config.max_attempts:
             job.bury_reason = _no_attempt_left(record)
         if record.completed_at is not None and record.expires_at is not None:
-            job.lease.valid_until = (
-                sent_at + record.expires_at - at
-            )  # nobody else is granted a marked event before it expires
+            # The store grants a marked event to no other worker before the record expires.
+            job.lease.valid_until = sent_at + record.expires_at - at
             self._cache.add_found(job.lease)
         return True
 
@@ -347,29 +353,30 @@ class Claimer:
         return job
 
     def _move_to_next_stage(self, job: Job, verdict: _Known) -> bool:
-        """If the event of the record was published to the destination that this event comes from, give the job the key
-        of the next stage and return True: the job must be claimed again under that key."""
+        """Give the job the key of the next stage if the record says that the event was published to the destination
+        that this job comes from. Returns True if the key was changed: the job must then be claimed again."""
         destination = verdict.record.handed_to
         if destination is None or not is_handed_on(job, destination):
             return False
         job.key = stage(job.key, destination)
         return True
 
-    def _found(self, job: Job, verdict: _Known, sent_at: int) -> None:
-        """The store has a record of the event: that decides the outcome, and a completion goes into the cache."""
+    def _answer_from_record(self, job: Job, verdict: _Known, sent_at: int) -> None:
+        """Set the outcome of a job from the record that the store has of its event. A completed record is cached."""
         job.outcome = _outcome(job, verdict)
         self._notify_unbound_conflict(job, verdict.record)
         self._cache.add_found(Lease(self._config.namespace, job.key.digest, verdict.record, verdict.at, sent_at, 0))
 
     def _notify_unbound_conflict(self, job: Job, original: Record) -> None:
-        """With on_conflict="duplicate", different content under a known key counts as a copy."""
+        """Notify if the job's content differs from the original and on_conflict="duplicate" treats the job as a
+        copy."""
         if job.content_unbound and original.payload_hash != job.payload_hash:
             self._observers.notify("policy.conflict", job.event, job.key, detail="duplicate")
 
     def _answer_conflicts(
         self, conflicts: Sequence[tuple[Job, Conflict]], granted_bodies: dict[bytes, Any]
     ) -> list[Job]:
-        """Apply `on_conflict`. Returns the jobs to ask for again, under the key H(key, content)."""
+        """Apply `on_conflict`. Returns the jobs to send again under the key H(key, content)."""
         policy = self._config.on_conflict
         for job, _ in conflicts:
             self._observers.notify("policy.conflict", job.event, job.key, detail=policy)
@@ -383,7 +390,8 @@ class Claimer:
     # ── without an answer ─────────────────────────────────────────────────────────────────────────────────
 
     def unanswered(self, jobs: Sequence[Job], error: str) -> None:
-        """The store did not answer: each job runs without a claim if its policy allows that, otherwise it failed."""
+        """Handle jobs for which the store gave no answer. A job runs without a claim if the policy for its event allows
+        this. Otherwise the job has failed."""
         for job in jobs:
             unguarded = self._config.unguarded(job.event) and job.bury_reason is None
             detail = "unguarded" if unguarded else "refuse"
@@ -399,8 +407,8 @@ class Claimer:
             job.outcome = replace(job.failed(error), cause=Cause.STORE_UNAVAILABLE)
 
     def _answer_by_reading(self, requests: Sequence[Claim | Admit], jobs: Sequence[Job]) -> list[Job]:
-        """Answer from a read-only store what reading can answer: completed and buried events. Returns the others. If
-        reading fails too, the store is not read again for a second."""
+        """Answer jobs of completed and buried events by reading a read-only store. Returns the jobs that were not
+        answered. If reading fails too, the store is not read again for a second."""
         unknown = []
         for request, job in zip(requests, jobs, strict=True):
             verdict = self._read_verdict(request)
@@ -420,8 +428,8 @@ class Claimer:
             self._no_reads_until = self._boot() + _NO_READS_FOR
             return None
         for entry in entries:
-            # `browse` returns only records that have not expired. The store's time is not known here, but it is not
-            # earlier than `since`.
+            # `browse` returns only records that have not expired. The store's current time is not known here, but it is
+            # at least `since`.
             since = entry.record.completed_at or entry.record.first_seen
             verdict = step(entry.record, request, since)[1]
             if isinstance(verdict, Duplicate | Buried):
@@ -431,7 +439,8 @@ class Claimer:
     # ── mark as done ──────────────────────────────────────────────────────────────────────────────────────
 
     def mark(self, job: Job) -> bool:
-        """Mark an event as done without running anything; False if it was known. Raises StoreError."""
+        """Mark an event as done without running a handler. Returns False if the event was already known or is buried.
+        Raises StoreError."""
         if self.recall(job):
             return False
         requests = claim_requests([job], self._config, marks=True)
@@ -459,19 +468,19 @@ class Claimer:
                 self._notify_unbound_conflict(job, verdict.record)
                 return False
 
-    def mark_emissions(self, own: Sequence[Job]) -> None:
-        """Mark each joined emission as done under its own key too, so that a late copy is found by this key, without
-        the timeline. An emission that cannot be marked now is still known by its timeline."""
+    def mark_emissions(self, emissions: Sequence[Job]) -> None:
+        """Mark each joined emission as done under its own key too. A copy that arrives after the timeline has expired
+        is then found by this key. An emission that cannot be marked now is still known by its timeline."""
         with suppress(StoreError):
-            self._store.claim(claim_requests(own, self._config, marks=True))
+            self._store.claim(claim_requests(emissions, self._config, marks=True))
 
 
 def _outcome(job: Job, verdict: _Known) -> Outcome:
     record, at = verdict.record, verdict.at
     match verdict:
         case Duplicate() if job.published and record.state == RELEASED:
-            # The publisher has not yet recorded that it sent this event, so it will send the event again, and the queue
-            # may drop that second message as a copy.
+            # The publisher has not yet recorded that it sent this event, so it will send the event again. The queue may
+            # drop that second message as a copy, so this message must not be acknowledged as a duplicate.
             return Outcome("in_flight", job.event, job.key, "concurrent", original=record, at=at)
         case Duplicate():
             result = None if record.result is None else msgspec.json.decode(record.result)
@@ -487,7 +496,8 @@ def _outcome(job: Job, verdict: _Known) -> Outcome:
 
 
 def _no_attempt_left(record: Record) -> str:
-    """Why a grant beyond the last attempt is not run. The record's error may be that of an earlier attempt."""
+    """Returns why a grant beyond the last attempt is not run. The error in the record may come from an attempt before
+    the last one."""
     last = record.attempts - 1
     if record.lost > 1:
         alone = times(record.lost - 1, "time")

@@ -1,7 +1,8 @@
-"""The completion cache: recent completions, so that a burst of copies does not reach the store.
+"""The completion cache holds recent completions, so that a burst of copies does not reach the store.
 
-Only completions that the store has confirmed are cached, for a short time and never past their expiry. An event with
-other content under a cached key goes to the store. A redriven event does, too: it is taken from the store, not claimed.
+Only completions that the store has confirmed are cached. They are cached for a short time and never after they have
+expired. An event with different content under a cached key is sent to the store. A redriven event does not use the
+cache, because it is taken from the store and not claimed.
 """
 
 import threading
@@ -26,9 +27,11 @@ _LARGEST_DOCUMENT: Final = 4_096
 
 
 class _Completion(Struct, frozen=True, gc=False):
-    """A record as it was granted, and its completion, sent at `sent_at`. Both `sent_at` and `until`, the end of its
-    time in the cache, are on the boot clock; the store's clock is `ahead` of the boot clock. `document` is what was
-    delivered, if it is cached."""
+    """A record as it was granted, and its completion.
+
+    `sent_at` is when the completion was sent. `until` is when the entry leaves the cache. Both are on the boot clock.
+    `ahead` is the store's clock minus the boot clock. All are in microseconds. `document` is the delivered document;
+    None if it is not cached."""
 
     until: int
     record: Record
@@ -39,10 +42,11 @@ class _Completion(Struct, frozen=True, gc=False):
 
 
 class CompletionCache:
-    """Completions by key, each for at most `remember` microseconds; None switches the cache off.
+    """Completions by key. Each completion is cached for at most `remember` microseconds. `remember=None` switches the
+    cache off.
 
-    There are two dicts. When the new one is full, or old enough, it becomes the old one, and the old one is dropped as
-    a whole: no entry has to be evicted by itself."""
+    There are two dicts. When the new dict is full or old enough, it replaces the old dict, and a new dict is started.
+    All entries of the old dict are dropped together, so no entry has to be evicted separately."""
 
     def __init__(self, remember: int | None, retention: int, boot: Clock) -> None:
         self._remember = remember
@@ -55,14 +59,14 @@ class CompletionCache:
         self._old: dict[bytes, _Completion] = {}
 
     def has_none_of(self, jobs: Sequence[Job]) -> bool:
-        """Whether no job has a key in the cache: the usual case, and quick to find out."""
+        """Whether no job has a key in the cache. This is the usual case, and the check is fast."""
         if not (self._new or self._old):
             return True
         digests = [job.key.digest for job in jobs]
         return self._new.keys().isdisjoint(digests) and self._old.keys().isdisjoint(digests)
 
     def answer(self, job: Job) -> Outcome | None:
-        """The outcome of a duplicate; None if the store has to be asked."""
+        """Returns the outcome of a duplicate; None if the job has to be claimed in the store."""
         cached = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         if cached is None:
             return None
@@ -83,15 +87,16 @@ class CompletionCache:
         return Outcome("duplicate", job.event, job.key, kind, result, complete.error, original, at)
 
     def document(self, job: Job) -> bytes | None:
-        """The document of the event that was completed under this job's key, if it is cached."""
+        """Returns the document of the event that was completed under this job's key; None if it is not cached."""
         cached = self._new.get(job.key.digest) or self._old.get(job.key.digest)
         return None if cached is None else cached.document or None
 
     def add_settled(self, planned: Sequence[PlannedSettlement], sent_at: int) -> None:
-        """Cache the completions among settlements that were sent at `sent_at` and that the store has accepted.
+        """Cache the completions among these settlements. They were sent at `sent_at`, and the store has accepted them.
 
-        A document only serves to tell at which paths a conflict differs, so a large one is not cached. It is cached as
-        bytes: they take a third of the memory of the body, and the garbage collector does not have to traverse them."""
+        A document is used only to find the paths at which a conflict differs, so a large document is not cached. The
+        document is cached as bytes. Bytes take a third of the memory of the parsed body, and the garbage collector does
+        not have to traverse them."""
         if self._remember is None:
             return
         until = sent_at + self._longest
@@ -108,7 +113,7 @@ class CompletionCache:
                     completions[complete.key] = _Completion(until, record, ahead, complete, sent_at, document)
 
     def add_found(self, lease: Lease) -> None:
-        """Cache the record of a lease if it is completed: the store has answered with it."""
+        """Cache the record of this lease if the record is completed. The record comes from the store's answer."""
         record = lease.record
         if len(record.result or b"") > _LARGEST_RESULT:
             return
@@ -123,7 +128,7 @@ class CompletionCache:
                 completions[lease.key] = _Completion(until, record, lease.granted_at - sent_at, complete, sent_at)
 
     def _current(self, now: int) -> dict[bytes, _Completion]:
-        """The dict for new completions. To be called with the lock held."""
+        """Returns the dict for new completions; starts a new dict if needed. The caller must hold the lock."""
         if len(self._new) >= _MOST_COMPLETIONS // 2 or now >= self._new_until:
             self._old, self._new = self._new, {}
             self._new_until = now + (self._remember or 0)

@@ -1,7 +1,7 @@
-"""Dead letters: copies of conflicting, refused and failed events, stored before the delivery is acknowledged.
+"""This module stores copies of conflicting, refused and failed events as dead letters, before the delivery is
+acknowledged.
 
-A copy is claimed under a key of its own and buried under that claim. A claim that is completed never becomes a dead
-letter itself.
+A copy is claimed under a separate key and buried under that claim. A completed claim never becomes a dead letter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,13 +39,13 @@ from oncegate.instances import owners
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Store
 
-# What every store can hold; DynamoDB, which holds least, has items of 400 kB.
+# A payload of this size fits into every store. DynamoDB has the lowest limit: 400 kB for an item.
 _CUT_TO: Final = 256 * 1024
-_CUT_END: Final = b"\n(truncated)"  # not JSON: a truncated event must never read as a whole one
+_CUT_END: Final = b"\n(truncated)"  # not JSON, so that a truncated event can never be read as a complete event
 
 
 class _Cause(Enum):
-    """Why a copy is not stored as a whole."""
+    """Why a copy is not stored, or not stored completely."""
 
     BEING_STORED = "another worker is storing the same copy at this moment"
     CLAIM_LOST = "the claim on the copy was lost"
@@ -56,7 +56,7 @@ class _Cause(Enum):
 
 
 class _Problem(Struct, frozen=True):
-    """A copy that is not stored as a whole. `text` is the sentence for people."""
+    """Why a copy is not stored, or not stored completely. `text` is the sentence for people."""
 
     cause: _Cause
     text: str
@@ -70,7 +70,8 @@ _Result = _Problem | None  # None: the copy is a dead letter
 
 
 def claim_requests(jobs: Sequence[Job], config: GateConfig, *, marks: bool = False) -> list[Claim]:
-    """One claim for each job. The owner is drawn here, before the first byte is sent: one for each delivery and key."""
+    """Returns one claim for each job. Each delivery and key gets a random owner here, before the first byte is sent, so
+    every retry of the request has the same owner."""
     namespace, lease, retention = config.namespace, config.lease, config.retention
     sliding_limit = config.sliding_limit if config.sliding else 0
     return [
@@ -91,7 +92,7 @@ def claim_requests(jobs: Sequence[Job], config: GateConfig, *, marks: bool = Fal
 
 
 def conflict_key(job: Job) -> Key:
-    """The key under which a conflicting event is judged again: H(key, content)."""
+    """Returns the key under which a conflicting event is claimed or buried: H(key, content)."""
     return keys.make("conflict", job.event, [str(job.key), job.payload_hash.hex()])
 
 
@@ -106,7 +107,8 @@ class DeadLetters:
         self._hints = hints
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
-        """Store refused events as dead letters, each under a key made of its bytes; equal ones share one."""
+        """Store refused events as dead letters and return their new outcomes. The key of a dead letter is made of the
+        event's bytes, so equal events share one dead letter."""
         copies = [_copy_of_refused(outcome.event) for outcome in refused]
         results = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused], cut=True)
         kept = [_refused_outcome(*each) for each in zip(refused, copies, results, strict=True)]
@@ -115,19 +117,23 @@ class DeadLetters:
                 self._observers.notify("event.kept", outcome.event, outcome.kept, outcome)
         return kept
 
-    def bury_emissions(self, own: Sequence[Job], outcomes: Sequence[Outcome], errors: Sequence[str]) -> list[Outcome]:
-        """Bury further emissions of a state change whose first emission is a dead letter; returns their outcomes."""
+    def bury_emissions(
+        self, copies: Sequence[Job], outcomes: Sequence[Outcome], errors: Sequence[str]
+    ) -> list[Outcome]:
+        """Bury further emissions of a state change whose first emission is a dead letter. Returns their outcomes."""
+        results = self._bury_copies(copies, errors)
         return [
             replace(outcome, error=error, kept=copy.key)
             if result is None
             else _not_stored(outcome.event, outcome.key, error, result, outcome.raised or f"dead letter {outcome.key}")
-            for copy, outcome, error, result in zip(own, outcomes, errors, self._bury_copies(own, errors), strict=True)
+            for copy, outcome, error, result in zip(copies, outcomes, errors, results, strict=True)
         ]
 
     def bury_failed(self, failed: Sequence[FailedAfterMark], *salt: str) -> None:
-        """Bury events that were marked as done and then failed. A completed record stays completed, so each copy has a
-        key of its own. If an earlier failure has taken that key (it was redriven, or has other content), a random key
-        is used: the event is not delivered again, except as a duplicate."""
+        """Bury events that were marked as done and then failed. A completed record stays completed, so each copy gets a
+        separate key. An earlier failure may already use that key, because it was redriven or has different content. In
+        this case the copy gets a random key. The copy must be stored now: further deliveries of the event are
+        duplicates."""
         copies = [Job(each.job.event, _failed_key(each.job, *salt), each.job.payload_hash) for each in failed]
         taken = []
         for each, copy, result in zip(
@@ -145,8 +151,9 @@ class DeadLetters:
             self.bury_failed(taken, random.hex())
 
     def bury_conflicts(self, conflicts: Sequence[tuple[Job, Conflict]], granted_bodies: Mapping[bytes, Any]) -> None:
-        """Give conflicting jobs their outcomes. A conflict is acknowledged only once a copy of it is a dead letter.
-        `granted_bodies` has the bodies that were granted in the same batch, by key."""
+        """Bury copies of conflicting jobs and set the outcomes of the jobs. A conflict is acknowledged only after its
+        copy is a dead letter. `granted_bodies` has, by key, the bodies of the events that were granted in the same
+        batch."""
         copies = [Job(job.event, conflict_key(job), job.payload_hash) for job, _ in conflicts]
         errors = [f"its key {job.key} is known with different content" for job, _ in conflicts]
         results = self._bury_copies(copies, errors)
@@ -167,13 +174,13 @@ class DeadLetters:
             )
 
     def _body_of(self, job: Job, original: Record) -> Any:
-        """The body of the original, if its record or this process still has it; otherwise None."""
+        """Returns the body of the original event; None if neither the record nor the cache of this process has it."""
         payload = self._cache.document(job) if original.payload is None else original.payload
         return None if payload is None else understood(delivery(payload), self._hints).body
 
     def _bury_copies(self, copies: Sequence[Job], errors: Sequence[str], *, cut: bool = False) -> list[_Result]:
-        """Bury the copies; equal ones share a dead letter. With `cut`, the first part of a copy that is too large for
-        the store is stored, and the result is CUT."""
+        """Bury the copies. Equal copies share a dead letter. If a copy is too large for the store and `cut` is True,
+        only the first part of the copy is stored, and the result is CUT."""
         contents = [(copy.key.digest, copy.payload_hash) for copy in copies]
         firsts: dict[tuple[bytes, bytes], tuple[Job, bytes, str]] = {}
         for content, copy, error in zip(contents, copies, errors, strict=True):
@@ -238,13 +245,15 @@ def _cut(whole: Bury) -> Bury:
 
 
 def _is_cut(verdict: Verdict, payload: bytes) -> bool:
-    """Whether an earlier copy was stored truncated. The key is made of all its bytes, so the event is the same."""
+    """Whether an earlier, truncated copy of the same event is stored. The key is made of all bytes of the event, so the
+    same key means the same event."""
     return isinstance(verdict, Buried) and verdict.record.payload not in (None, payload)
 
 
 def _not_the_copy(copy: Job, verdict: Duplicate | InFlight | Conflict | Buried) -> _Result:
-    """Why the record under the copy's key is not the copy; None if it is, or was until it was redriven and run. A copy
-    of a failure needs a dead letter: a record that has run since is not enough."""
+    """Returns why the record under the copy's key is not a stored copy. Returns None if the record is the stored copy,
+    or was the stored copy until it was redriven and run. A failed event needs a dead letter now, so for a failed event
+    a record that was redriven and run does not count."""
     match verdict:
         case InFlight():
             return _problem(_Cause.BEING_STORED)
@@ -265,7 +274,8 @@ def _refused_outcome(refused: Outcome, copy: Job, result: _Result) -> Outcome:
 def _not_stored(
     event: Event, key: Key | None, error: str | None, problem: _Problem, raised: str | None = None
 ) -> Outcome:
-    """In flight if another worker has the copy and no handler has run, otherwise failed."""
+    """Returns the outcome of an event whose copy is not stored: "in_flight" if another worker is storing the copy and
+    no handler has run, otherwise "failed"."""
     suffix = f"{NOT_STORED}: {problem.text}"
     error = f"{error}, {suffix}"
     raised = None if raised is None else f"{raised}, {suffix}"

@@ -1,4 +1,4 @@
-"""The engine: takes identified events from a claim to an outcome. It is made for one store and one configuration."""
+"""The engine takes identified events from the claim to the outcome. An engine has one store and one configuration."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -68,9 +68,10 @@ class Engine:
         self.runner = SyncRunner(self._context)
 
     def under(self, **changes: Any) -> "Engine":
-        """Another engine for the same store with another configuration. The two share the completion cache, the
-        settlements to retry and the circuit breaker, and, if their leases are equal, the heartbeat."""
-        config = replace(self.config, **changes, breaker=None)  # the store is behind its breaker already
+        """Returns a second engine for the same store, with a changed configuration. The two engines share the
+        completion cache, the settlements to retry and the circuit breaker. If `lease` and `max_hold` do not change,
+        they also share the heartbeat."""
+        config = replace(self.config, **changes, breaker=None)  # the store is already behind a circuit breaker
         same_leases = (config.lease, config.max_hold) == (self.config.lease, self.config.max_hold)
         return Engine(
             self._store,
@@ -84,7 +85,7 @@ class Engine:
         )
 
     def run(self, item: Identified, handler: Handler) -> Outcome:
-        """Claim one event, run its handler, settle it."""
+        """Claim one event, run its handler and settle the event."""
         if type(item) is not Job or item.key.change is not None:
             return self.run_batch([item], handler)[0]
         jobs = [item]
@@ -95,7 +96,8 @@ class Engine:
         return item.outcome
 
     def run_batch(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
-        """Claim all events with one write, run their handlers, settle them; one outcome for each, in order."""
+        """Claim all events with one write, run their handlers and settle them. Returns one outcome for each event, in
+        order."""
         batch = Batch(identified, self.state_changes.resolve)
         self.claimer.claim(batch.jobs)
         self.runner.run(batch.jobs, handler)
@@ -105,16 +107,17 @@ class Engine:
         return batch.outcomes
 
     async def arun(self, item: Identified, handler: AsyncHandler | Handler) -> Outcome:
-        """The same for one event, beside other coroutines."""
+        """Claim one event, run its handler and settle the event, from a coroutine. Concurrent coroutines share their
+        writes."""
         if not isinstance(item, RejectedEvent):
             await self.async_runner.run(item, handler)
         return item.outcome
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any) -> None:
-        """Claim one event and run it in a transaction; it has its outcome afterwards. Nothing runs unguarded here."""
+        """Claim one event and run it in a transaction. Sets `job.outcome`. No event runs unguarded here."""
         if connection is not None:
             try:
-                cast(JoinsTransactions, self._store).check_connection(connection)  # the gate has checked the store
+                cast(JoinsTransactions, self._store).check_connection(connection)  # the gate has checked the type
             except StoreError as error:
                 job.outcome = job.failed(str(error))
                 return
@@ -127,7 +130,7 @@ class Engine:
         self.state_changes.confirm([job])
 
     def admit(self, identified: Sequence[Identified]) -> list[Outcome]:
-        """Have the store hold all events until they are taken; one outcome for each, in order."""
+        """Store all events until they are taken. Returns one outcome for each event, in order."""
         items = storable(identified)
         jobs = [item for item in items if isinstance(item, Job)]
         self.state_changes.resolve(jobs)
@@ -139,7 +142,8 @@ class Engine:
         return batch.outcomes
 
     def mark(self, job: Job) -> bool:
-        """Mark one event as done without running anything; False if it was known. Raises StoreError."""
+        """Mark one event as done without running a handler. Returns False if the event was already known, is skipped or
+        is buried. Raises StoreError."""
         self.state_changes.place([job])
         if job.answered and job.outcome.status == "skipped":
             return False
@@ -157,22 +161,24 @@ class Engine:
             self._retrier.flush(CLOSE_WITHIN)
 
     def give_up(self) -> None:
-        """Stop retrying settlements: the store is about to be closed."""
+        """Stop retrying settlements. To be called before the store is closed."""
         self._retrier.give_up()
 
     @property
     def hung(self) -> int:
-        """How many plain handlers have run for longer than `handler_timeout`, or `max_hold` if there is none."""
+        """The number of plain handlers that have run for longer than `handler_timeout`; longer than `max_hold` if there
+        is no `handler_timeout`."""
         return self.async_runner.threads.hung if "async_runner" in self.__dict__ else 0
 
     @property
     def threads_left(self) -> int:
-        """How many threads can still run plain handlers."""
+        """The number of threads that can still run plain handlers."""
         return self.async_runner.threads.left if "async_runner" in self.__dict__ else self.config.threads
 
     @cached_property
     def async_runner(self) -> "AsyncRunner":
-        """Made when first used: asyncio would slow down every cold start that does without it."""
+        """Created at the first use. Importing asyncio would slow down the cold start of programs that do not need
+        it."""
         from oncegate.gate.async_runner import AsyncRunner
 
         return AsyncRunner(self._context, self.runner, self.state_changes)

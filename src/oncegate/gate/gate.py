@@ -1,4 +1,4 @@
-"""The gate: the public API. Every event needs a claim, and one handler runs at a time for each key.
+"""The public API of the gate. Every event needs a claim, and for each key only one handler runs at a time.
 
 read ─▶ key ─▶ merge copies in the batch ─▶ claim ─▶ run the handler ─▶ settle ─▶ outcome
 """
@@ -38,40 +38,46 @@ _R = TypeVar("_R")
 class Gate:
     """Runs a handler once for each event, however often the event is delivered.
 
-    `store` is a URL or a store, `key` the strategy that identifies events. `observers` are called with a `Notice` for
-    each thing the gate does. `hints` say what payloads do not say themselves: see `oncegate.sources.Hints`.
-    All other options have defaults:
+    `store` is a URL or a store. `key` is the strategy that identifies events. Each of the `observers` is called with a
+    `Notice` for everything that the gate does. `hints` give facts that payloads do not contain: see
+    `oncegate.sources.Hints`. All other options have defaults:
 
-    Times. `retention` is how long a completed key is remembered (with `sliding=True` counted from its latest copy, for
-    at most `sliding_limit`). `lease` is how long a claim lasts without renewal, and `max_hold` is the longest time for
-    which it is renewed. `dead_letter_retention` is how long a dead letter is stored. A failed event whose payload is
-    stored waits for `backoff` before it is retried. The pause doubles after each further attempt, up to
-    `backoff_limit`. If it failed because something that its handler calls is unavailable (`RetryLater`,
-    ConnectionError, TimeoutError), it is retried for `retry_for` without using up attempts; with `retry_for=None`, such
-    a failure counts like any other. For the duration `remember` (at most 60 s), this process does not ask the store
-    about copies of events that it has seen completed, but answers them itself. With None it always asks. `breaker` sets
-    a circuit breaker for remote stores. It opens after five failures in a row, or after five answers in a row that took
-    longer than `breaker` and longer than ten times the median of the last answers. While it is open, the store is not
-    called for new claims, and events fail at once. None switches it off.
+    Times. `retention` is how long a completed key is remembered. With `sliding=True`, the retention is counted from the
+    latest copy of the event, and a key is remembered for at most `sliding_limit`. `lease` is how long a claim lasts
+    without renewal, and `max_hold` is the longest time for which a claim is renewed. `dead_letter_retention` is how
+    long a dead letter is stored.
 
-    Attempts. `max_attempts=None` leaves counting to the platform that delivers again, such as a queue with a redrive
-    policy; then a failing event is not buried here.
+    A failed event whose payload is stored waits for `backoff` before it is retried. The pause doubles after each
+    further attempt, up to `backoff_limit`. A handler may fail because a service that it calls is unavailable
+    (`RetryLater`, ConnectionError, TimeoutError). Such an event is retried for `retry_for` without using up attempts.
+    With `retry_for=None`, such a failure counts like any other failure.
 
-    `mode="mark_first"` marks an event as done in the same write that claims it, and then runs it: at most once, for
-    effects that are better lost than doubled. An event that fails becomes a dead letter; results are not stored.
+    For the duration `remember` (at most 60 s), this process answers copies of events that it has seen completed from
+    its own memory, without a call to the store. With `remember=None`, every copy is sent to the store. `breaker` sets a
+    circuit breaker for remote stores. The breaker opens after five failures in a row. It also opens after five answers
+    in a row that took longer than `breaker` and longer than ten times the median of the last answers. While the breaker
+    is open, the store is not called for new claims, and events fail at once. `breaker=None` switches the breaker off.
+
+    Attempts. With `max_attempts=None`, attempts are counted by the platform that redelivers events, such as a queue
+    with a redrive policy. In this case the gate does not bury a failing event.
+
+    `mode="mark_first"` marks an event as done in the same write that claims it, and runs the handler after that write.
+    So the effect happens at most once. Use this mode if a lost effect is better than a repeated effect. An event that
+    fails becomes a dead letter. Results are not stored.
 
     Policies. `on_missing_key="unguarded"` runs events without a key instead of refusing them.
-    `on_store_error="unguarded"` runs events of the `unguarded_types` without a claim when the store does not answer,
-    also if a remote store cannot be reached when the gate is made.
-    `on_conflict` decides about different content under a known key: "bury" stores it as a dead letter, "run" runs it as
-    an event of its own, "duplicate" drops it. `on_replay="run"` runs a replayed event once more for each replay name.
-    Events that happened more than `max_age` ago are counted, and with `on_too_old="bury"` buried.
+    `on_store_error="unguarded"` runs events of the `unguarded_types` without a claim when the store does not answer. It
+    also allows the gate to be created while a remote store cannot be reached.
+    `on_conflict` applies to an event whose key is known with different content. "bury" stores the event as a dead
+    letter, "run" runs it as a separate event, and "duplicate" drops it. `on_replay="run"` runs a replayed event once
+    more for each replay name. Events that happened more than `max_age` ago are counted. With `on_too_old="bury"` they
+    are also buried.
 
-    Limits. A result of more than `max_result` bytes is not stored for duplicates. `arun` takes up to `max_in_hand`
-    events at a time and runs plain handlers in up to `threads` threads; other callers wait. With a `handler_timeout`, a
-    handler of `arun`, of a worker or of the inbox that runs longer fails its event. An async handler is cancelled. A
-    plain handler cannot be stopped: it keeps its thread, and a new thread takes the place of that thread; at most
-    `threads` threads are replaced in this way.
+    Limits. A result of more than `max_result` bytes is not stored for duplicates. `arun` processes up to `max_in_hand`
+    events at a time and runs plain handlers in up to `threads` threads; other callers wait. `handler_timeout` applies
+    to the handlers of `arun`, of a worker and of the inbox: a handler that runs longer than this fails its event. An
+    async handler is then cancelled. A plain handler cannot be stopped. It keeps its thread, and a new thread replaces
+    that thread; at most `threads` threads are replaced in this way.
 
     `namespace` separates the users of one store.
     """
@@ -96,7 +102,8 @@ class Gate:
         self._engine = Engine(self.store, config, boot, self._observers, hints)
 
     def run(self, payload: Any, handler: Handler) -> Outcome:
-        """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that holds one."""
+        """Take one event through the gate. The payload is an Event, or bytes, text or parsed JSON that contains exactly
+        one event."""
         check_handler(handler)
         item = self._identify(self._only_event(payload))
         if (destination := publish_target_of(handler)) is not None:
@@ -106,9 +113,9 @@ class Gate:
         return outcome
 
     def run_batch(self, payloads: Iterable[Any], handler: Handler) -> list[Outcome]:
-        """Take all events of these payloads through the gate: one outcome each, in order.
+        """Take all events of these payloads through the gate. Returns one outcome for each event, in order.
 
-        They are claimed with one write and settled with a few writes, so the lease must cover the whole batch."""
+        The events are claimed with one write and settled with a few writes, so the lease must cover the whole batch."""
         events = self._all_events(payloads, "run_batch")
         check_handler(handler)
         identified = set_destination(publish_target_of(handler), [self._identify(event) for event in events])
@@ -117,24 +124,24 @@ class Gate:
     async def arun(self, payload: Any, handler: AsyncHandler | Handler, *, wait: Duration | Literal[0] = 0) -> Outcome:
         """Take one event through the gate, from a coroutine; the handler may be async or plain.
 
-        While another worker runs the event, a copy waits up to `wait` for that run to end. If it has not ended by then,
-        the outcome of the copy is `in_flight`. Up to half of `max_in_hand` copies wait at a time; further copies do not
-        wait.
+        While another worker runs the event, a copy waits up to `wait` for that run to end. If the run has not ended
+        after `wait`, the outcome of the copy is `in_flight`. Up to half of `max_in_hand` copies wait at a time; further
+        copies do not wait.
 
         Concurrent callers share their writes. A plain handler runs in a thread. An async handler is cancelled when its
-        lease is lost or the caller is cancelled; then the event is released. A plain handler cannot be stopped: it runs
-        to its end, and is settled then."""
+        lease is lost or the caller is cancelled, and its event is released. A plain handler cannot be stopped. It runs
+        to its end, and its event is settled after that."""
         check_handler(handler, may_await=True)
         longest = microseconds(wait, "wait", or_none=True) if wait else 0
         event, destination = self._only_event(payload), publish_target_of(handler)
 
-        def ask() -> Awaitable[Outcome]:
+        def attempt() -> Awaitable[Outcome]:
             (item,) = set_destination(destination, [self._identify(event)])
             return self._engine.arun(item, handler)
 
-        outcome = await ask()
+        outcome = await attempt()
         if longest and outcome.status == "in_flight":
-            outcome = await self._engine.async_runner.in_flight_waiters.wait(outcome, ask, longest)
+            outcome = await self._engine.async_runner.in_flight_waiters.wait(outcome, attempt, longest)
         return self._observed([outcome])[0]
 
     @overload
@@ -155,13 +162,14 @@ class Gate:
     ) -> Callable[..., Any]:
         """Make a function, plain or async, or a method take effect once for each set of arguments.
 
-        A further call with the same arguments returns the result of the first one, as decoded from JSON. While another
-        call runs, a call waits for up to `wait` (0: not at all), and then raises InFlight. It raises Conflict or Buried
-        where an outcome would have that status.
+        A further call with the same arguments returns the result of the first call, as decoded from JSON. While another
+        call with the same arguments runs, a call waits for up to `wait` and then raises InFlight. With `wait=0` it does
+        not wait. A call raises Conflict or Buried if its outcome has that status.
 
-        `name` identifies the function; the default is its module and qualified name, so renaming the function makes all
-        its calls new, unless you pass a name. `key` is a strategy, or any function of an Event whose body holds the
-        arguments by name; by default all arguments count, except for the object of a method."""
+        `name` identifies the function. The default is the module and the qualified name of the function. If you rename
+        a function and have not passed a name, all its calls count as new. `key` is a strategy, or any function that
+        takes an Event; the body of this Event has the arguments by name. By default all arguments are part of the key,
+        except for the object of a method."""
         longest = microseconds(wait, "wait", or_none=True)
         if self._config.marks_first:
             raise SettingError("once() returns stored results, and mode='mark_first' stores none; use mode='lease'")
@@ -173,8 +181,8 @@ class Gate:
 
     @cached_property
     def _once_functions(self) -> "OnceFunctions":
-        """Made when first used: its imports would slow down every cold start, also of programs that do not use
-        `once`."""
+        """Created at the first use. The imports of this module would slow down the cold start of programs that do not
+        use `once`."""
 
         def identifier(key: Callable[[Event], Any]) -> Identifier:
             return Identifier(key, self._config, self._wall, self._observers)
@@ -184,13 +192,15 @@ class Gate:
         return OnceFunctions(self._engine, self._observers, identifier)
 
     def transaction(self, payload: Any, handler: TransactionHandler, *, connection: Any = None) -> Outcome:
-        """Take one event through the gate, with its effect and its completion in one transaction: exactly once.
+        """Take one event through the gate. Its effect and its completion are committed in one transaction, so the
+        effect happens exactly once.
 
-        The handler gets the event and a connection to the store's database (on DynamoDB, an object that collects its
-        writes). What it writes is committed together with the completion, or not at all. The handler must not commit
-        and must not keep the connection, and it should be quick: on SQLite nobody else can write meanwhile. On
-        Postgres, `connection` may be your own connection to the same database (psycopg, or a session or connection of
-        SQLAlchemy) that is not in a transaction yet; it is committed here. Nothing runs unguarded in this mode."""
+        The handler gets the event and a connection to the store's database. On DynamoDB, it gets an object that
+        collects its writes. The writes of the handler are committed together with the completion, or not at all. The
+        handler must not commit and must not keep the connection. It should be fast: on SQLite, no other process or
+        thread can write while the handler runs. On Postgres, `connection` may be your own connection to the same
+        database: a psycopg connection, or a session or connection of SQLAlchemy. It must not be in a transaction yet,
+        and it is committed here. No event runs unguarded in this mode."""
         check_handler(handler, arguments=2)
         if not isinstance(self.store, Transactional):
             raise SettingError("transaction() needs a store with transactions, such as sqlite:///oncegate.db")
@@ -216,27 +226,29 @@ class Gate:
         report_failures: bool | None = None,
         allow_unknown_sources: bool = False,
     ) -> Callable[[Any, Any], dict[str, Any]]:
-        """The handler of an AWS Lambda function that runs `function` once for each event.
+        """Returns the handler of an AWS Lambda function. The handler runs `function` once for each event.
 
-        It detects the kind of each invocation and answers it accordingly: the failed records of a batch from SQS,
-        Kinesis, Kafka or a pipe; an HTTP response; a result; or NotTaken, so that the event is delivered again. An
-        async function runs in an event loop that lasts from one invocation to the next.
+        The handler detects the kind of each invocation and answers accordingly. For a batch from SQS, Kinesis, Kafka or
+        a pipe, it returns the failed records. For other invocations, it returns an HTTP response or a result, or raises
+        NotTaken, so that the event is delivered again. An async function runs in an event loop that is reused by all
+        invocations.
 
-        `reserve` is the time at the end of an invocation in which no handler starts; events that are left then are
-        delivered again. It should be a little longer than the function needs for one event, and is at most half of the
-        invocation's time. Where the platform delivers again, the platform also counts the attempts, and `max_attempts`
-        has no effect. For HTTP requests, `max_attempts` applies.
+        `reserve` is the time at the end of an invocation in which no handler starts. Events that have not started
+        before this time are delivered again. `reserve` should be a little longer than the function needs for one event.
+        At most half of the invocation's time is reserved. If the platform redelivers events, the platform also counts
+        the attempts, and `max_attempts` has no effect. For HTTP requests, `max_attempts` applies.
 
         With a `signature`, such as `oncegate.signatures.cxone(secret)`, HTTP requests without a valid signature are
         refused before they are read. Other invocations need no signature.
 
         An event source mapping without ReportBatchItemFailures treats every answer as success. With
-        `report_failures=False`, a batch with a failed record raises NotTaken instead of naming the record. By default
-        the failed records of SQS and of streams are named, and a batch of Kafka raises, because its mappings read the
-        report only in provisioned mode. `report_failures=True` names the records of Kafka, too.
+        `report_failures=False`, a batch with a failed record raises NotTaken, and the failed record is not reported. By
+        default the failed records of SQS and of streams are reported. A Kafka batch with a failed record raises
+        NotTaken by default, because Kafka mappings read the report only in provisioned mode. With
+        `report_failures=True`, the failed records of Kafka are reported, too.
 
-        An AWS invocation of a kind that Oncegate cannot read, such as a Cognito trigger, raises UnknownSource;
-        `allow_unknown_sources=True` runs it as one plain event."""
+        An AWS invocation of a kind that Oncegate cannot read, such as a Cognito trigger, raises UnknownSource. With
+        `allow_unknown_sources=True`, such an invocation runs as one plain event."""
         if self._identify.by_webhook_id and not getattr(signature, "signs_id", False):
             raise SettingError("key=keys.webhook_id needs signature=oncegate.signatures.standard_webhooks(secret)")
         from oncegate.ingress.lambda_handler import LambdaHandler
@@ -266,16 +278,18 @@ class Gate:
         receivers: int = 4,
         drain: Duration = "25s",
     ) -> "Worker":
-        """A worker for an SQS queue: `sqs://NAME?region=eu-central-1`, or the queue URL that AWS shows.
+        """Returns a worker for an SQS queue. `queue` is `sqs://NAME?region=eu-central-1`, or the queue URL that AWS
+        shows.
 
-        Its `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C; then running handlers
-        have `drain` to end. A message is deleted when all its events are acknowledged; otherwise it becomes visible
-        again. The queue counts the attempts: a failing event is not buried here, whatever `max_attempts` is.
+        `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C. Handlers that run at this
+        time have up to `drain` to end. A message is deleted when all its events are acknowledged. Otherwise the message
+        becomes visible again. The queue counts the attempts: a failing event is not buried here, and `max_attempts` has
+        no effect.
 
-        The worker long-polls for up to `batch` messages for `wait`, with up to `receivers` polls at a time, and has at
-        most about `in_hand` events in flight. A message is hidden from other workers for `visibility`, which is
-        extended for up to the gate's `max_hold`. Events of one entity, and of one group of a FIFO queue, run one after
-        the other."""
+        Each long poll waits up to `wait` for up to `batch` messages, and up to `receivers` polls run at a time. The
+        worker has at most about `in_hand` events in flight. A message is hidden from other workers for `visibility`.
+        This time is extended while the message is in flight, for up to the gate's `max_hold`. Events of the same entity
+        run one after the other. Events of the same message group of a FIFO queue also run one after the other."""
         check_handler(handler, may_await=True)
         from oncegate.ingress import open_worker
         from oncegate.ingress.worker import WorkerContext
@@ -294,11 +308,12 @@ class Gate:
         return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
-        """Mark this event as seen, and return whether it was seen before: the `is_duplicate` of many tutorials.
+        """Mark this event as seen, and return whether it was seen before. Many tutorials call this `is_duplicate`.
 
-        At most once: if your code fails after a False, or the process dies, the event counts as seen and is lost. Use
-        `run` unless you want that. Raises if the payload is not an event or has no key, and if the store does not
-        answer, unless a policy lets such events run unguarded."""
+        The event takes effect at most once. If `seen` returns False and then your code fails or the process dies, the
+        event counts as seen and is lost. If you do not want this, use `run`. Raises if the payload is not an event, if
+        the event has no key, or if the store does not answer. If a policy lets such events run unguarded, `seen`
+        returns False instead."""
         item = self._identify(self._only_event(payload))
         if isinstance(item, RejectedEvent):
             raise Unreadable(item.outcome.reason)
@@ -313,16 +328,17 @@ class Gate:
             return False
 
     def admit(self, payloads: Iterable[Any]) -> list[Outcome]:
-        """Store all events of these payloads until they are run: one outcome each, in order.
+        """Store all events of these payloads until they are run. Returns one outcome for each event, in order.
 
-        An "accepted" event is durable, and a worker of the `inbox` runs it, in this process or another. Other outcomes
-        are those of `run_batch`: a copy of an event that is stored or done is a duplicate."""
+        An "accepted" event is durable. An `inbox` worker, in this process or another, runs it. The other outcomes are
+        the same as those of `run_batch`. A copy of an event that is stored or processed is a duplicate."""
         self._check_inbox("admit()")
         identified = [self._identify(event) for event in self._all_events(payloads, "admit")]
         return self._observed(self._engine.admit(set_destination(ANY_DESTINATION, identified)))
 
     async def aadmit(self, payload: Any) -> list[Outcome]:
-        """The same for one payload, from a coroutine. Concurrent callers share their writes."""
+        """Store all events of one payload until they are run, from a coroutine. Returns one outcome for each event, in
+        order. Concurrent callers share their writes."""
         self._check_inbox("aadmit()")
         identified = set_destination(ANY_DESTINATION, [self._identify(event) for event in self._events(payload)])
         items = await self._engine.async_runner.admit(identified)
@@ -336,21 +352,22 @@ class Gate:
         look: Duration = "250ms",
         drain: Duration = "25s",
     ) -> "InboxWorker":
-        """A worker that runs admitted and redriven events, once each.
+        """Returns a worker that runs admitted and redriven events, each of them once.
 
-        Its `run()` does so until `stop()`, SIGTERM or Ctrl-C; then running handlers have `drain` to end. `await work()`
-        does the same in the current event loop.
+        `run()` runs events until `stop()`, SIGTERM or Ctrl-C. Handlers that run at this time have up to `drain` to end.
+        `await work()` does the same in the current event loop.
 
-        Events of one entity run one at a time, in the order in which they happened. Up to `at_work` events of different
-        entities run concurrently. A failed event is retried after `backoff`, then after longer and longer pauses; the
-        later events of its entity wait until it is processed or, after `max_attempts`, buried. The store is polled
-        every `look`, and at once after `worker.wake()`. Any number of processes may do this at the same time."""
+        Events of the same entity run one at a time, in the order in which they happened. Up to `at_work` events of
+        different entities run concurrently. A failed event is retried after `backoff`, and the pause becomes longer
+        after each attempt. The later events of the entity wait until the failed event is processed or, after
+        `max_attempts`, buried. The worker polls the store every `look`, and at once after `worker.wake()`. Any number
+        of processes may run inbox workers for the same store at the same time."""
         self._check_inbox("inbox()")
         check_handler(handler, may_await=True)
         from oncegate.ingress.inbox import InboxWorker
 
         return InboxWorker(
-            self._engine.under(),  # an engine of its own: handlers that do not end in time may outlast the gate
+            self._engine.under(),  # a separate engine: handlers that do not end in time may run longer than the gate
             self._identify,
             handler,
             self._observers,
@@ -361,7 +378,7 @@ class Gate:
 
     @cached_property
     def _has_inbox(self) -> bool:
-        """Cached: isinstance() with a protocol takes longer than making a key."""
+        """Cached because isinstance() with a protocol takes longer than the computation of a key."""
         return isinstance(self.store, Inbox)
 
     def _check_inbox(self, what: str) -> None:
@@ -370,7 +387,8 @@ class Gate:
     def run_waiting(self, handler: Handler, limit: int = 100) -> list[Outcome]:
         """Run events that the store holds with their payload, such as redriven dead letters.
 
-        They run now, one after the other, each once, in the order in which they were released."""
+        The events run one after the other before this method returns, each of them once, in the order in which they
+        were released."""
         check_handler(handler)
         outcomes: dict[bytes, Outcome] = {}
         destination = publish_target_of(handler)
@@ -386,43 +404,46 @@ class Gate:
                 break
         return self._observed(list(outcomes.values()))
 
-    def _next_waiting(self, destination: str | None, before: Collection[bytes]) -> list[Job]:
-        """Take one waiting event. If the store fails after some events have run, returns an empty list, so that the
-        caller can return the outcomes of those events."""
+    def _next_waiting(self, destination: str | None, already_run: Collection[bytes]) -> list[Job]:
+        """Take one waiting event. If the store fails and some events have already run, returns an empty list, so that
+        the caller can return the outcomes of those events."""
         try:
             jobs = self._engine.claimer.take()
         except StoreError:
-            if not before:
+            if not already_run:
                 raise
             return []
         set_destination(destination, jobs)
         return jobs
 
     def keep(self, refused: Sequence[Outcome]) -> list[Outcome]:
-        """Store events that were refused as invalid as dead letters, before their senders get the answer."""
+        """Store events that were refused as invalid as dead letters. Call this before you answer the senders of the
+        events."""
         return self._engine.dead_letters.keep(refused)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each notice occurred since the gate was made, by name."""
+        """The number of notices since the gate was created, by notice name."""
         return self._observers.counts
 
     @property
     def hung(self) -> int:
-        """How many plain handlers of `arun` have run longer than `handler_timeout`, or `max_hold` if there is none."""
+        """The number of plain handlers of `arun` that have run longer than `handler_timeout`; longer than `max_hold` if
+        there is no `handler_timeout`."""
         return self._engine.hung
 
     @property
     def threads_left(self) -> int:
-        """How many of the `threads` can still run handlers; 0 if hung handlers occupy all of them."""
+        """The number of `threads` that can still run handlers; 0 if hung handlers occupy all threads."""
         return self._engine.threads_left
 
     def drain(self) -> None:
-        """Wait until handlers in threads have ended and are recorded. Drain all gates of a store before closing one."""
+        """Wait until the handlers in threads have ended and their events are settled. If several gates share a store,
+        drain all of them before you close one of them."""
         self._engine.close()
 
     def close(self) -> None:
-        """Drain, deliver the remaining notices to observers, and close the store."""
+        """Drain the gate, deliver the remaining notices to observers, and close the store."""
         self.drain()
         self._engine.give_up()
         self._observers.flush(_CLOSE_WITHIN)
@@ -443,6 +464,7 @@ class Gate:
         return events[0]
 
     def _observed(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Notify the observers of these outcomes, and return the outcomes."""
         self._observers.outcomes(outcomes)
         return outcomes
 
@@ -453,7 +475,7 @@ def _opened(store: str | Store, config: GateConfig) -> Store:
     if isinstance(store, str):
         return open_store(store)
     if isinstance(store, type) or not hasattr(store, "claim"):
-        kind = type(store).__name__  # not the value: it may hold a password
+        kind = type(store).__name__  # the message does not show the value, which may contain a password
         raise SettingError(
             f"store must be a URL, such as sqlite:///oncegate.db, or a store of open_store(), not {kind}"
         )

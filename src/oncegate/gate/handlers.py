@@ -1,4 +1,4 @@
-"""Handlers: which callables are accepted, which results, and how their errors are described."""
+"""This module checks handlers and their results, and describes the errors of handlers."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -38,8 +38,9 @@ _PLAIN_TYPES: Final = frozenset({type(None), bool, int, float, str, bytes, dict,
 
 
 def check_handler(handler: Callable[..., Any], *, may_await: bool = False, arguments: int | None = 1) -> None:
-    """Raise SettingError if the handler can never be called with this number of arguments. None: any number."""
-    if type(handler) is FunctionType:  # a quick check that nearly all handlers pass
+    """Raise SettingError if the handler can never be called with this number of arguments. With `arguments=None`, the
+    number of arguments is not checked."""
+    if type(handler) is FunctionType:  # a fast check that nearly all handlers pass
         code = handler.__code__
         unfit = _GENERATOR if may_await else _GENERATOR | _COROUTINE
         if code.co_argcount == arguments and not code.co_kwonlyargcount and not code.co_flags & unfit:
@@ -59,20 +60,20 @@ def check_handler(handler: Callable[..., Any], *, may_await: bool = False, argum
 
 
 def publish_target_of(handler: Any) -> str | None:
-    """The destination that the handler publishes events to, if it is a sink; None for other handlers."""
+    """Returns the destination to which the handler publishes events; None if the handler does not publish events."""
     destination = getattr(handler, "publishes_to", None)
     return destination if isinstance(destination, str) else None
 
 
 def is_coroutine(handler: Callable[..., Any]) -> bool:
-    """Whether the handler is defined with `async def`. `inspect.iscoroutinefunction` recognises more, but inspect takes
-    long to import."""
+    """Whether the handler is defined with `async def`. `inspect.iscoroutinefunction` recognises more kinds of
+    coroutines, but the import of inspect takes long."""
     return bool(_flags(handler) & _COROUTINE)
 
 
 def _accepts(handler: Any, arguments: int) -> bool:
-    """Whether a function or method can be called with this number of arguments. Partials, classes and other
-    callables are not checked: they fail at their first event."""
+    """Whether a function or method can be called with this number of arguments. Partials, classes and other callables
+    are not checked. If they do not fit, they fail at their first event."""
     code = getattr(handler, "__code__", None)
     if code is None:
         return True
@@ -86,7 +87,7 @@ def _accepts(handler: Any, arguments: int) -> bool:
 
 
 def _with_parameters(handler: Any) -> str:
-    """A function or method as it is written: `send(event, colour)`."""
+    """Returns the name and parameters of a function or method, such as `send(event, colour)`."""
     code, is_bound = handler.__code__, type(handler) is MethodType
     return f"{handler.__name__}({', '.join(code.co_varnames[is_bound : code.co_argcount + code.co_kwonlyargcount])})"
 
@@ -97,7 +98,7 @@ def _flags(handler: Any) -> int:
 
 
 def _unwrapped(handler: Any) -> Any:
-    """The function that is called in the end by a partial, a static or class method, or a callable object."""
+    """Returns the function that a partial, a static or class method, or a callable object finally calls."""
     while isinstance(handler, partial | staticmethod | classmethod):
         handler = handler.func if isinstance(handler, partial) else handler.__func__
     return handler if hasattr(handler, "__code__") else type(handler).__call__
@@ -108,7 +109,8 @@ def _name(handler: Any) -> str:
 
 
 def checked_result(result: Any) -> Any:
-    """The result. Raises TypeError for a coroutine or a generator: its code has not run."""
+    """Returns the result. Raises TypeError if the result is a coroutine or a generator, because its code has not
+    run."""
     kind = type(result)
     if kind not in _PLAIN_TYPES and any(hasattr(kind, method) for method in ("__await__", "send", "asend")):
         if hasattr(result, "close"):
@@ -120,39 +122,40 @@ def checked_result(result: Any) -> Any:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as text of bounded length."""
+    """Returns an exception as text of at most LONGEST_ERROR characters."""
     try:
         text = str(error)
     except Exception as failure:  # noqa: BLE001  # str() of a user's exception may raise
         text = f"(str() of it raised {type(failure).__name__})"
     name = type(error).__name__
-    if isinstance(error, RetryLater | Bury | HandlerTimeout) and text:  # the text is a whole sentence
+    if isinstance(error, RetryLater | Bury | HandlerTimeout) and text:  # the text is a full sentence
         name, text = text, ""
     return (f"{name}: {text}" if text else name).encode("utf-8", "backslashreplace").decode()[:LONGEST_ERROR]
 
 
 def loggable_error(error: BaseException) -> str:
-    """What a log may contain of an exception: its class only, because its text may quote the payload. The text, too, if
-    it is public."""
+    """Returns the part of an exception that a log may contain. This is only the name of its class, because its text may
+    quote the payload. If the text is public, it is included."""
     if isinstance(error, HandlerTimeout):
         return error_text(error)
     return error_text(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
 
 
 def retry_delay_of(error: BaseException) -> int | None:
-    """The delay before the next attempt that the handler asks for with `RetryLater`, in microseconds; None without."""
+    """Returns the delay before the next attempt that the handler set with `RetryLater`, in microseconds; None if the
+    handler set no delay."""
     return int(error.after * 1e6) if isinstance(error, RetryLater) and error.after is not None else None
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether a handler failed because something that it calls is unavailable. That is so if it raised
+    """Whether a handler failed because a service that it calls is unavailable. This is the case if the handler raised
 
     - `RetryLater`, which the sinks raise for 5xx, 429, timeouts and failed connections;
     - ConnectionError or TimeoutError;
     - the exception of an HTTP client for a failed connection, a timeout, 429 or 5xx;
-    - another exception from one of these (`raise … from error`).
+    - another exception that was caused by one of these exceptions (`raise … from error`).
 
-    A handler that exceeds `handler_timeout` does not count."""
+    Returns False for a handler that exceeded `handler_timeout`."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None or isinstance(cause, HandlerTimeout | Bury):
@@ -164,9 +167,10 @@ def is_unavailable(error: BaseException) -> bool:
 
 
 def _is_client_error(error: BaseException) -> bool:
-    """Whether an HTTP client raised this because a service cannot be reached, or answered 429 or 5xx."""
+    """Whether an HTTP client raised this error because a service cannot be reached, or because it answered 429 or
+    5xx."""
     names = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in type(error).__mro__}
     if names & _CONNECTION_ERRORS or isinstance(getattr(error, "reason", None), ConnectionError | TimeoutError):
-        return True  # urllib's URLError has the cause as its reason
+        return True  # `reason`: urllib's URLError has the cause in this attribute
     status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
     return bool(names & _STATUS_ERRORS) and isinstance(status, int) and (status == 429 or 500 <= status < 600)

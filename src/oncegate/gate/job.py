@@ -1,4 +1,4 @@
-"""A job: one event on its way through the gate, from its key to its claim to its outcome."""
+"""A job is one event on its way through the gate: it gets a key, then a claim, then an outcome."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,7 +21,7 @@ from oncegate.gate.outcome import Kind, Outcome
 from oncegate.instances import owners
 from oncegate.times import microseconds_of
 
-# Genesys retries a delivery for up to 4 days, and EventBridge then retries its targets for one more.
+# Genesys retries a delivery for up to 4 days. After that, EventBridge retries its targets for up to 1 day.
 _RETRIED_FOR: Final = 5 * 86_400_000_000
 _NEVER: Final = 2**63
 _LONGEST_TEXT: Final = 256  # characters
@@ -30,9 +30,9 @@ _NOT_YET: Final[Any] = None
 _IMMUTABLE: Final = (str, int, float, bytes)
 _NOT_COPIED: Final = "its result was not copied, because it is not a JSON value"
 
-ANY_DESTINATION: Final = "*"  # it is not known here which handler runs the event; it may publish to any destination
+ANY_DESTINATION: Final = "*"  # the handler is not known here; it may publish to any destination
 HANDED_ON: Final = "handed_on"
-CALL: Final = "call"  # the source of a job that is the call of a @gate.once function, not an event from outside
+CALL: Final = "call"  # the source of an event that is a call of a @gate.once function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
 NOT_ALONE: Final = "an earlier attempt did not return, so it runs alone, and other handlers ran for too long here"
@@ -43,18 +43,19 @@ NO_DOCUMENT: Final = "the event was made by hand, and its body is not a JSON val
 
 
 class Job(Struct, eq=False, gc=False):
-    """One event to claim: what it is, then the claim on it, then its outcome.
+    """One event to claim, with its key, its claim and its outcome.
 
-    `lease` is set while the job is `held`, `outcome` once the job has one. `bury_reason` is why the event is buried
-    instead of run, `unguarded` why it runs without a claim. `emission` is the event's own key if its state change is
-    known under another key. A job that is `answered` is not claimed any more. `content_unbound`: the policy took the
-    content out of what the key binds. The handler does not start from `start_by` on (boot clock). `run_now`: an event
-    that is admitted may run here at once. `hands_to` is the destination that the handler publishes to. `carried` is
-    the key under which the event was published, if that is not its own key. `published`: the event comes from a queue
-    or a bus and says that a gate has put it there.
+    `lease` is set while the job is `held`. `outcome` is set when the outcome is known. `bury_reason` is why the event
+    is buried instead of run. `unguarded` is why the event runs without a claim. `emission` is the key computed from
+    this event, if the state change of the event is known under another key; `key` is then that other key. A job that is
+    `answered` is not claimed any more. `content_unbound` means that the key would bind the content, but
+    on_conflict="duplicate" switched this off. `start_by` is the time (boot clock) from which the handler must not start
+    any more. `run_now` means that an admitted event may run here at once. `hands_to` is the destination that the
+    handler publishes to. `carried` is the key under which the event was published, if this differs from the computed
+    key. `published` means that the event comes from a queue or a bus, and that its data says that a gate published it.
 
-    Written by the claimer, the state-change resolver and the runners only. gc=False is safe: nothing that a job holds
-    refers back to it.
+    Only the claimer, the state-change resolver and the runners write these fields. gc=False is safe because no object
+    in a job refers back to the job.
     """
 
     event: Event
@@ -76,17 +77,18 @@ class Job(Struct, eq=False, gc=False):
     outcome: Outcome = _NOT_YET
 
     def may_start(self, now: int) -> bool:
-        """Whether the handler of a held job may still start. The only statement of this rule."""
+        """Whether the handler of a held job may still start. This is the only definition of this rule."""
         return now < self.lease.valid_until and now < self.start_by and not self.lease.lost
 
     def late_reason(self, now: int) -> str:
-        """Why a job that may not start any more did not start in time."""
+        """Returns why the handler of a job did not start in time. Only for a job that may not start any more."""
         return TOO_LATE if self.lease.lost or now >= self.lease.valid_until else NO_TIME
 
     @property
     def runs_alone(self) -> bool:
-        """Whether no other handler of this process may run meanwhile: the last attempt was never settled, so the event
-        may have killed its worker. An event that is buried instead of run needs no such care."""
+        """Whether no other handler of this process may run while this job runs. This is the case if the last attempt
+        was never settled, because the event may have killed its worker. An event that is buried instead of run does not
+        have to run alone."""
         return self.lease.record.lost > 0 and self.bury_reason is None
 
     @property
@@ -110,7 +112,8 @@ class Job(Struct, eq=False, gc=False):
 
 
 class UnguardedEvent:
-    """An event without a key that runs all the same, and why."""
+    """An event without a key that runs without a claim. `unguarded` is the reason. `refusal` is the outcome if the
+    event must be refused instead."""
 
     key = None
     outcome: Outcome
@@ -122,23 +125,23 @@ class UnguardedEvent:
 
 
 class RejectedEvent:
-    """An event that has its outcome without the store."""
+    """An event whose outcome is known without a call to the store."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
 
 
 class InBatchDuplicate:
-    """A copy of a job that comes before it in the same batch."""
+    """A job that is a copy of an earlier job in the same batch."""
 
     def __init__(self, job: Job, first: Job) -> None:
         self.job = job
         self._first = first
-        self.buried: Outcome | None = None  # set if the copy became a dead letter of its own
+        self.buried: Outcome | None = None  # set if the copy became a separate dead letter
 
     @property
     def outcome(self) -> Outcome:
-        """A duplicate if the first was processed or accepted, otherwise the outcome of the first."""
+        """A duplicate if the first job was processed or accepted, otherwise the outcome of the first job."""
         if self.buried is not None:
             return self.buried
         first, claimed = self._first.outcome, self._first.event
@@ -154,8 +157,8 @@ class InBatchDuplicate:
 
 
 def _copied(result: Any) -> tuple[Any, str | None]:
-    """A copy of the result, as the store would return it; None and the reason if it is not a JSON value. With one
-    shared object, a caller that changes one result would change all of them."""
+    """Returns a copy of the result, as the store would return it. If the result is not a JSON value, returns None and
+    the reason. If the outcomes shared one object, a caller that changes one result would change all results."""
     if result is None or isinstance(result, _IMMUTABLE):
         return result, None
     try:
@@ -170,10 +173,11 @@ Item = Identified | InBatchDuplicate
 
 
 class Batch:
-    """The events of one call, in order. The first job with a key and content stands for its copies.
+    """The events of one call, in order. Only the first job with a certain key and content is claimed. Later jobs with
+    the same key and content are its copies.
 
-    `state_changes` are the jobs whose key depends on a state change; `resolve` finds the key under which the change is
-    known."""
+    `state_changes` are the jobs whose key depends on a state change. `resolve` finds the key under which the state
+    change is known."""
 
     def __init__(
         self, identified: Sequence[Identified], resolve: Callable[[Sequence[Job]], None] | None = None
@@ -212,8 +216,8 @@ class Batch:
                     self.unclaimed.append(item)  # type: ignore[arg-type]  # an answered job or an unguarded event
 
     def _add_copy(self, job: Job, first: Job) -> None:
-        """A copy of the first job with its key. If the key binds content and the content differs, the job goes to the
-        store, which answers Conflict."""
+        """Add a job that has the same key as the earlier job `first`. If the key binds content and the content differs,
+        the job is not a copy: it is sent to the store, which answers Conflict."""
         if job.key.binds and job.payload_hash != first.payload_hash:
             first = self._by_content.setdefault((job.key.digest, job.payload_hash), job)
         if first is job:
@@ -231,7 +235,7 @@ class Batch:
 
 
 class Identifier:
-    """Gives an event its key, by the policies that need no store."""
+    """Computes the key of an event, and applies the policies that do not need the store."""
 
     def __init__(self, key: Callable[[Event], Any], config: GateConfig, wall: Clock, observers: Observers) -> None:
         self._key = keys.strategy(key)
@@ -245,7 +249,8 @@ class Identifier:
         return self._key is keys.webhook_id
 
     def __call__(self, event: Event, *, trusted: bool = False) -> Identified:
-        """`trusted`: the event comes from a queue or a bus, and the key that it was published under is believed."""
+        """Returns the job for this event, or an unguarded or rejected event. `trusted` means that the event comes from
+        a queue or a bus: the key under which the event says that it was published is accepted."""
         if event.problem is not None:
             return RejectedEvent(Outcome("invalid", event, error=event.problem))
         if event.frame is not None:
@@ -264,7 +269,7 @@ class Identifier:
             key = self._replayed(event, key, event.evidence.replay)
         try:
             payload_hash = keys.content_hash(event)
-        except (TypeError, ValueError, RecursionError) as error:  # an event made by hand
+        except (TypeError, ValueError, RecursionError) as error:  # the caller made the Event object
             return RejectedEvent(Outcome("invalid", event, key, error=f"its body is not a JSON value ({error})"))
         too_old = None if self._config.max_age is None else self._too_old(event)
         job = Job(event, key, payload_hash, too_old)
@@ -284,15 +289,17 @@ class Identifier:
         return UnguardedEvent(event, error, refusal)
 
     def _replayed(self, event: Event, key: Key, replay: str) -> Key:
-        """With on_replay="run", a replayed event is an event of its own, once for each replay name."""
+        """Returns the key of a replayed event. With on_replay="run", the event gets a separate key for each replay
+        name, so it runs once for each replay."""
         self._observers.notify("policy.replay", event, key, detail=self._config.on_replay)
         if self._config.on_replay == "duplicate":
             return key
-        own = keys.make("replay", event, [str(key), replay], binds=key.binds)
-        return own if key.change is None else replace(own, change=_in_replay(key.change, replay))
+        replay_key = keys.make("replay", event, [str(key), replay], binds=key.binds)
+        return replay_key if key.change is None else replace(replay_key, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:
-        """Why an event older than `max_age` is not run; None if it runs."""
+        """Returns why an event older than `max_age` is not run; None if the event runs. Notifies observers of each
+        event that is too old."""
         longest = self._config.max_age
         if longest is None or event.occurred_at is None:
             return None
@@ -306,13 +313,14 @@ class Identifier:
 
 
 def _in_replay(change: StateChange, replay: str) -> StateChange:
-    """The same change on a timeline of its replay, so that replayed changes merge as they did the first time."""
+    """Returns the same state change on a separate timeline for this replay, so that replayed emissions are merged in
+    the same way as the first time."""
     return replace(change, timeline=digest_of(("replay", change.timeline.hex(), replay)))
 
 
 def storable(identified: Sequence[Identified]) -> list[Job | RejectedEvent]:
-    """Jobs that the store can hold. An event that may run without a key gets a random key. An event that was made by
-    hand is refused: the store would have no document to read it from again."""
+    """Returns jobs that the store can hold. An event that may run without a key gets a random key. An Event object that
+    the caller made without a `raw` document is refused, because the stored event could not be read again."""
     return [item if type(item) is Job and item.event.raw else _made_storable(item) for item in identified]
 
 
@@ -332,7 +340,8 @@ def _made_storable(item: Identified) -> Job | RejectedEvent:
 
 
 def set_destination(destination: str | None, items: Sequence[Identified]) -> Sequence[Identified]:
-    """Note on each job where its handler publishes to; `ANY_DESTINATION` if that is not known."""
+    """Set `hands_to` of each job to the destination that its handler publishes to; `ANY_DESTINATION` if the destination
+    is not known. Returns the items."""
     if destination is not None:
         for item in items:
             if type(item) is Job:
@@ -341,14 +350,15 @@ def set_destination(destination: str | None, items: Sequence[Identified]) -> Seq
 
 
 def is_handed_on(job: Job, destination: str | None) -> bool:
-    """Whether a completed record under the job's key belongs to the stage before: that stage published the event to
-    `destination`, and this job received it from there. A job whose own handler publishes to that destination, or to
-    one that is not known, is a duplicate instead."""
+    """Whether a completed record under the job's key belongs to the previous stage. The previous stage published the
+    event to `destination`, and this job received the event from there. If the handler of this job publishes to the same
+    destination, or its destination is not known, the job is a duplicate instead."""
     return destination is not None and job.hands_to not in (destination, ANY_DESTINATION)
 
 
 def stage(key: Key, destination: str) -> Key:
-    """The key of an event after it was published to a destination. No other wrapping changes it."""
+    """Returns the key of an event after it was published to a destination. Other wrappings of the event do not change
+    this key."""
     return Key(stage_digest(key.digest, destination), HANDED_ON, (str(key), destination), key.binds)
 
 
@@ -372,15 +382,16 @@ def summary_of(event: Event) -> EventSummary:
 
 
 def is_call_reason(summary: EventSummary) -> str | None:
-    """Why no handler may run a stored record that is a @gate.once call: only its callers can run the function."""
+    """Returns why no handler may run this stored record: it is a @gate.once call, and only its callers can run the
+    function. Returns None if the record is not such a call."""
     if summary.type is None or summary != EventSummary(CALL, summary.type):
         return None
     return f"it is a call of {summary.type}, which only its callers can run; drop it, and the next call runs"
 
 
 def document(event: Event) -> bytes | None:
-    """What to store of an event: the delivered document, or the body as JSON if the event was made by hand; None if
-    that is not a JSON value."""
+    """Returns the bytes to store for an event: the delivered document, or the body as JSON if the caller made the Event
+    object. Returns None if this body is not a JSON value."""
     if event.raw or event.problem is not None:
         return event.raw
     try:
@@ -390,13 +401,13 @@ def document(event: Event) -> bytes | None:
 
 
 def delivery_id_of(event: Event) -> str | None:
-    """What a second delivery of the same event has again: the event's id, or the id of its message."""
+    """Returns the id that is the same in every delivery of the event: the event's id, or the id of its message."""
     return shortened(event.id or event.evidence.message_id)
 
 
 def shortened(text: str | None) -> str | None:
-    """A text of an event as records hold it. Stores cannot sort or hold text of any length, so a text longer than any
-    real id is cut and gets its hash as a suffix."""
+    """Returns a text of an event in the form that records store. Stores cannot sort or hold text of unlimited length.
+    So a text that is longer than any real id is cut, and its hash is added as a suffix."""
     if text is None or len(text) <= _LONGEST_TEXT:
         return text
     hashed = digest(text.encode(errors="surrogatepass")).hex()
@@ -407,8 +418,8 @@ def shortened(text: str | None) -> str | None:
 
 
 def kind_of(job: Job, original: Record, at: int) -> Kind:
-    """The kind of a duplicate that arrives at this time. After the time in which senders and buses retry, it comes from
-    an archive, whether it says so or not."""
+    """Returns the kind of a duplicate that arrives at the time `at`. Senders and buses retry only for a limited time. A
+    duplicate that arrives later comes from an archive, even if its data does not say so."""
     if at - original.first_seen > _RETRIED_FOR:
         return "replay"
     same = job.payload_hash == original.payload_hash
@@ -416,12 +427,12 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
 
 
 def kind_by_evidence(event: Event, key: Key, original: str | None, *, same_content: bool) -> Kind:
-    """The kind of a duplicate whose original came with the delivery id `original`."""
+    """Returns the kind of a duplicate. `original` is the delivery id of the original event."""
     if event.evidence.replay is not None:
         return "replay"
     if key.change is not None and not same_content:
         return "state-echo"
     delivery_id, evidence = delivery_id_of(event), event.evidence
     if delivery_id is None and evidence.receive_count == 1 and evidence.request_id is None:
-        return "re-emission"  # the broker gives no id, but says that it delivers this message for the first time
+        return "re-emission"  # the broker gives no id, but reports that this is the first delivery of the message
     return "redelivery" if delivery_id == original and (same_content or delivery_id is not None) else "re-emission"

@@ -1,4 +1,4 @@
-"""Leases: how long this process may rely on a claim, and the thread that renews leases."""
+"""Leases, and the thread that renews them. A lease says how long this process may rely on a claim."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -13,14 +13,15 @@ from oncegate.stores.base import Store
 
 
 class Lease(Struct, eq=False, gc=False):
-    """A claim that this process holds: its address, and the record that the store granted at the store's time
-    `granted_at`.
+    """A claim that this process holds: its namespace and key, and the record that the store granted. `granted_at` is
+    the store's time of the grant.
 
-    `held_since` and `valid_until` are on the boot clock and are counted from before the request was sent. So the lease
-    never ends later here than in the store, however slow the network is, unless the store's clock is set ahead (see
-    docs/decisions.md). A lease that is `ending` is about to be settled and is not renewed any more: the renewal of a
-    settled claim is refused, and that would look like a lost lease. `on_lost` is called when the lease is lost.
-    gc=False is safe: the code that sets `on_lost` resets it, so no reference cycle stays.
+    `held_since` and `valid_until` are on the boot clock. They are counted from the time before the request was sent. So
+    the lease ends here at the same time as in the store, or earlier, even if the network is slow. The only exception is
+    a store whose clock is set ahead (see docs/decisions.md). A lease that is `ending` is being settled and is not
+    renewed any more: the store refuses to renew a settled claim, and this would look like a lost lease. `on_lost` is
+    called when the lease is lost. gc=False is safe: the code that sets `on_lost` resets it, so no reference cycle
+    remains.
     """
 
     namespace: str
@@ -37,18 +38,19 @@ class Lease(Struct, eq=False, gc=False):
         return Renew(self.namespace, self.key, self.record.owner, self.record.fence, length)
 
     def lose(self) -> None:
-        """Another worker has the claim, or may have it."""
+        """Mark the lease as lost and call `on_lost`. Another worker has the claim, or may have it."""
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
 
 
 class Heartbeat:
-    """A thread that renews each held lease every third of its length, for at most `max_hold` (both in microseconds).
+    """A thread that renews all held leases. `lease` is the length of a lease. Each lease is renewed after every third
+    of this length, for at most `max_hold`. Both are in microseconds.
 
-    The thread starts with the first lease and ends when there is none to renew. `on_lost` is called with each lease
-    that is lost while it is held. An event whose lease is held here, lost or not, is not started here again: `adopt`
-    gives a new grant to the handler that still runs.
+    The thread starts with the first lease and ends when there is no lease to renew. `on_lost` is called with each lease
+    that is lost while it is held. An event whose lease is held here is not started here again, even if the lease is
+    lost: `adopt` gives a new grant to the handler that still runs.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Heartbeat:
     def adopt(self, granted: Lease) -> bool:
         """Give a new grant to the held lease of the same event. Returns False if the event is not held here.
 
-        The store grants a held event again if its clock was set ahead, or if this process was stopped for longer than
-        the lease. The handler has not returned by then, so it continues under the new grant."""
+        The store grants a held event again if the store's clock was set ahead, or if this process was stopped for
+        longer than the lease. The handler of the held event has not returned yet, so it continues under the new
+        grant."""
         if not self._held:
             return False
         with self._lock:
@@ -124,10 +127,10 @@ class Heartbeat:
         try:
             answers = self._store.renew(renewals)
         except StoreError:
-            return  # two thirds of each lease are left: the next beat retries
+            return  # two thirds of each lease are left, and the next beat retries
         with self._lock:
             for lease, renewal, renewed in zip(held, renewals, answers, strict=True):
-                if lease.record.fence != renewal.fence:  # adopt() gave it a new grant meanwhile
+                if lease.record.fence != renewal.fence:  # adopt() gave the lease a new grant during the renewal
                     continue
                 if renewed:
                     lease.valid_until = sent_at + self._length
@@ -135,7 +138,7 @@ class Heartbeat:
                     lease.lost = True
 
     def _report_lost(self, leases: list[Lease]) -> None:
-        """Call `on_lost` for those of the leases that are still held. A lease that was settled since the renewal was
+        """Call `on_lost` for each of these leases that is still held. A lease that was settled after the renewal was
         sent is not lost."""
         with self._lock:
             now = self._boot()

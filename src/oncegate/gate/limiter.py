@@ -1,21 +1,24 @@
-"""Limits on what runs at the same time: handlers in this process, coroutines in one event loop, copies that wait.
+"""This module limits what happens at the same time: handlers that run in this process, coroutines of one event loop,
+and copies that wait.
 
-`HandlerRuns` (one for the process: `PROCESS`) lets handlers run beside each other, or one of them alone. An event whose
-last attempt was never settled may have killed its worker. Its handler runs while no other handler of this process runs,
-so that neither can take the other down. All gates of a process share `PROCESS`, because it is the process that dies.
+`HandlerRuns` lets handlers run concurrently, or one handler alone. The process has one such object, `PROCESS`. An event
+whose last attempt was never settled may have killed its worker. The handler of such an event runs while no other
+handler of this process runs. So if the event kills the process again, no other handler dies with it. All gates of a
+process share `PROCESS`, because a crash ends the whole process.
 
-    enter        run beside others; waits while a handler runs alone, or waits to run alone
-    enter_alone  run alone: no other handler starts, and it waits for the running ones, within a bound
+    enter        run concurrently with other handlers; waits while a handler runs alone or waits to run alone
+    enter_alone  run alone: no other handler starts; waits until the running handlers end, for a limited time
     leave        the run has ended
 
-After each run alone, and after each wait to run alone that was given up, all runs that wait to run beside others start
-first. So a large number of suspect events slows the others down, but does not stop them.
+After a handler has run alone, all runs that wait to run concurrently start before the next handler runs alone. The same
+happens after a handler has stopped waiting to run alone. So a large number of events that must run alone slows other
+events down, but does not stop them.
 
 `ConcurrencyLimit` bounds the events that the coroutines of one event loop have in flight. `InFlightWaiters` lets copies
 of an event wait until the run of the event ends.
 
-asyncio is imported inside the functions that use it: it takes long to import, and a cold start without coroutines does
-not need it.
+asyncio is imported inside the functions that use it. Its import takes long, and a program without coroutines does not
+need it.
 """
 
 import threading
@@ -34,9 +37,10 @@ from oncegate.gate.outcome import Outcome
 if TYPE_CHECKING:
     import asyncio
 
-_CHECK_EVERY: Final = 0.5  # seconds between two checks whether a time bound has passed
+_CHECK_EVERY: Final = 0.5  # seconds between two checks for a time limit that has passed
 
-# Whether the current code runs inside a handler. Such code must not wait to enter: it would wait for its own end.
+# Whether the current code runs inside a handler. Such code must not wait to enter: the handler would wait for its own
+# end.
 inside: ContextVar[bool] = ContextVar("oncegate_inside_handler", default=False)
 
 
@@ -44,8 +48,9 @@ inside: ContextVar[bool] = ContextVar("oncegate_inside_handler", default=False)
 
 
 class _WaitingRun:
-    """A run that waits to enter until `deadline` (monotonic clock). It runs alone for up to `alone_for` seconds; 0 is
-    beside others. `wake` is called when the run is `admitted`."""
+    """A run that waits to enter, until `deadline` (monotonic clock) at most. With `alone_for` > 0 the run is to run
+    alone, and keeps other runs out for up to `alone_for` seconds. With 0 it runs concurrently with other runs. `wake`
+    is called when the run is `admitted`."""
 
     __slots__ = ("admitted", "alone_for", "deadline", "hold", "token", "wake")
 
@@ -63,8 +68,8 @@ class _WaitingRun:
 class HandlerRuns:
     """The handlers that run in this process, each identified by a `token` (any object).
 
-    A run counts as running for at most `hold` seconds: a handler that runs longer has lost its claim, or hangs. A run
-    that is alone keeps others out for at most `alone_for` seconds.
+    A run counts as running for at most `hold` seconds, because a handler that runs longer has lost its claim or hangs.
+    A run that runs alone keeps other runs out for at most `alone_for` seconds.
     """
 
     def __init__(self) -> None:
@@ -73,7 +78,7 @@ class HandlerRuns:
         self._reset()
 
     def _reset(self) -> None:
-        """Also in a forked child, where nothing runs and nothing waits."""
+        """Set the initial state: nothing runs and nothing waits. Also called in a forked child process."""
         self._running: dict[object, float] = {}
         self._alone: object = None
         self._alone_until = 0.0
@@ -81,7 +86,7 @@ class HandlerRuns:
         self._others: list[_WaitingRun] = []
 
     def enter_now(self, token: object, hold: float) -> bool:
-        """Run beside others; False if a handler runs alone or waits to run alone."""
+        """Start a concurrent run without waiting. Returns False if a handler runs alone or waits to run alone."""
         with self._lock:
             if self._suspects or self._alone is not None:
                 return False
@@ -89,21 +94,22 @@ class HandlerRuns:
             return True
 
     def enter(self, token: object, hold: float) -> None:
-        """Run beside others; blocks until that is possible. An event that a handler runs itself does not wait."""
+        """Start a concurrent run. Blocks until this is possible. Code inside a handler does not wait."""
         if not inside.get() and not self.enter_now(token, hold):
             self._wait(token, hold, 0.0, inf)
 
     def enter_alone(self, token: object, hold: float, *, within: float, alone_for: float) -> bool:
-        """Run alone; blocks until that is possible. False if it is not possible within `within` seconds."""
+        """Start a run that runs alone. Blocks until this is possible. Returns False if it is not possible within
+        `within` seconds."""
         return inside.get() or self._wait(token, hold, alone_for, within)
 
     def add(self, token: object, hold: float) -> None:
-        """Count one more run that a run which has entered starts; it does not wait."""
+        """Add a run without waiting. Used by a run that has already entered and starts one more run."""
         with self._lock:
             self._running[token] = time.monotonic() + hold
 
     def leave(self, token: object) -> None:
-        """The run has ended, or does not wait any more. Without enter() this does nothing."""
+        """End a run, or stop waiting to run. Does nothing if the run has not entered and does not wait."""
         with self._lock:
             self._running.pop(token, None)
             if self._alone is token:
@@ -131,9 +137,9 @@ class HandlerRuns:
     def enqueue(
         self, token: object, hold: float, alone_for: float, wake: Callable[[], object], within: float = inf
     ) -> _WaitingRun:
-        """Wait to run, beside others or alone. The caller has to call `check` regularly, and `give_up` or `leave` in
-        the end. If its event loop is blocked it can do neither. So after `within` seconds it does not keep others out
-        any more."""
+        """Add a run to the queue of runs that wait to run concurrently, or alone if `alone_for` > 0. The caller must
+        call `check` regularly, and `give_up` or `leave` in the end. A caller whose event loop is blocked cannot do
+        this. So a run that has waited for `within` seconds does not keep other runs out any more."""
         waiting = _WaitingRun(token, hold, alone_for, time.monotonic() + within, wake)
         with self._lock:
             (self._suspects if alone_for else self._others).append(waiting)
@@ -141,12 +147,12 @@ class HandlerRuns:
         return waiting
 
     def check(self) -> None:
-        """Admit the runs that may start because a time bound has passed."""
+        """Admit the runs that may start because a time limit has passed."""
         with self._lock:
             self._advance()
 
     def give_up(self, waiting: _WaitingRun) -> bool:
-        """Stop waiting. True if the run was admitted meanwhile: then it has to leave."""
+        """Stop waiting. Returns True if the run was already admitted; the caller must then call `leave` in the end."""
         with self._lock:
             if waiting in self._suspects:
                 self._suspects.remove(waiting)
@@ -160,7 +166,7 @@ class HandlerRuns:
     # ── with the lock held ────────────────────────────────────────────────────────────────────────────────
 
     def _admit_others(self) -> None:
-        """Nothing runs alone: admit all runs that wait to run beside others."""
+        """Record that no handler runs alone, and admit all runs that wait to run concurrently."""
         self._alone = None
         others, self._others = self._others, []
         for waiting in others:
@@ -191,8 +197,9 @@ PROCESS: Final = HandlerRuns()
 async def enter_async(
     token: object, hold: float, *, alone_for: float = 0.0, within: float = inf, unless: "asyncio.Event | None" = None
 ) -> bool:
-    """`PROCESS.enter`, or `enter_alone` if `alone_for` is given, for a coroutine. False if the run cannot enter within
-    `within` seconds, or if the event `unless` is set before."""
+    """Start a run from a coroutine: a concurrent run, or a run that runs alone if `alone_for` is given. Waits until
+    this is possible. Returns False if the run cannot enter within `within` seconds, or if the event `unless` is set
+    before the run can enter."""
     import asyncio
 
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
@@ -217,7 +224,8 @@ async def enter_async(
 
 
 async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None = None) -> None:
-    """Wait until the first of these ends, for at most `within` seconds; the others are cancelled."""
+    """Wait until the first of these coroutines ends, for at most `within` seconds. The other coroutines are
+    cancelled."""
     import asyncio
 
     tasks = [asyncio.ensure_future(each) for each in awaited]
@@ -232,24 +240,24 @@ async def first_of(*awaited: Coroutine[Any, Any, object], within: float | None =
 
 
 class ConcurrencyLimit:
-    """At most `most` coroutines of one event loop are inside at a time.
+    """Lets at most `limit` coroutines of one event loop be inside at a time.
 
-    `enter_now` is not a coroutine: nearly always there is room, and then nothing has to be awaited."""
+    `enter_now` is not a coroutine, because a place is free nearly always, and then there is nothing to wait for."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._inside = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def enter_now(self) -> bool:
-        if self._inside >= self._most:
+        if self._inside >= self._limit:
             return False
         self._inside += 1
         return True
 
     async def enter(self) -> None:
-        """Wait until another coroutine leaves and passes its place on. A cancelled caller that already has a place
-        passes it on, too."""
+        """Wait until another coroutine leaves and passes its place to this caller. If the caller is cancelled when it
+        already has a place, it passes the place to the next coroutine that waits."""
         import asyncio
 
         waiter = asyncio.get_running_loop().create_future()
@@ -273,31 +281,32 @@ class ConcurrencyLimit:
 # ── copies that wait for the run of their event ───────────────────────────────────────────────────────────
 
 
-# How the run of an event ended. True: the event is acknowledged. False: it failed, and its copies fail with it. None:
-# that is not known.
+# How the run of an event ended. True: the event is acknowledged. False: the event failed, and its copies do not wait
+# any longer. None: the result is not known.
 RunEnd = bool | None
 
 
 class InFlightWaiters:
-    """Copies of events in flight that wait until the run ends, at most `most` of them in all.
+    """Lets copies of an event in flight wait until the run of the event ends. At most `limit` copies wait at a time.
 
-    If the event runs in this process, its copies wait for that run. If another process runs it, one of the copies polls
-    the store, less and less often, and the other copies wait for what it finds.
+    If the event runs in this process, its copies wait for this run. If another process runs the event, one copy polls
+    the store with growing pauses, and the other copies wait for the result of this copy.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._lock = threading.Lock()
         self._watch = forks.holding(self._lock, self._reset)
         self._reset()
 
     def _reset(self) -> None:
-        """Also in a forked child, where nothing waits."""
+        """Set the initial state: nothing waits. Also called in a forked child process."""
         self._waiting = 0
         self._waiters_by_key: dict[bytes, list[asyncio.Future[RunEnd]]] = {}
 
     def begin(self, digest: bytes) -> bool:
-        """A coroutine runs or polls this key from now on, and has to call `end`. False if another one does already."""
+        """Record that the caller runs or polls this key; the caller must call `end` later. Returns False if another
+        coroutine already runs or polls this key; the caller must then not call `end`."""
         with self._lock:
             if digest in self._waiters_by_key:
                 return False
@@ -305,7 +314,8 @@ class InFlightWaiters:
             return True
 
     def end(self, digest: bytes, ended: RunEnd) -> None:
-        """Wake the copies that wait for this key. Only for a caller to whom `begin` returned True."""
+        """Wake the copies that wait for this key. Only a caller for which `begin` returned True, or `_join` returned
+        None, may call this."""
         with self._lock:
             waiters = self._waiters_by_key.pop(digest, [])
         for waiter in waiters:
@@ -313,10 +323,11 @@ class InFlightWaiters:
                 waiter.get_loop().call_soon_threadsafe(_wake, waiter, ended)
 
     async def wait(self, outcome: Outcome, retry: Callable[[], Awaitable[Outcome]], wait: int) -> Outcome:
-        """The outcome of a copy that is in flight, after up to `wait` microseconds. It is still in flight if the run
-        does not end by then, or if too many copies wait already. `retry` takes the copy through the gate again."""
+        """Wait up to `wait` microseconds for the end of the run, and return the new outcome of a copy. The outcome is
+        still "in_flight" if the run does not end in this time, or if too many copies wait already. `retry` takes the
+        copy through the gate again."""
         with self._lock:
-            if self._waiting >= self._most:
+            if self._waiting >= self._limit:
                 return outcome
             self._waiting += 1
         try:
@@ -344,8 +355,8 @@ class InFlightWaiters:
         return outcome
 
     def _join(self, digest: bytes) -> "asyncio.Future[RunEnd] | None":
-        """A future for the end of the coroutine that runs or polls this key. None if there was no such coroutine: then
-        the caller is the one, and has to call `end`."""
+        """Returns a future that gets its result when the coroutine that runs or polls this key ends. Returns None if
+        there is no such coroutine. In this case the caller must poll the key, and call `end` later."""
         import asyncio
 
         with self._lock:

@@ -1,26 +1,27 @@
-"""Observers: notices of what a gate does, their counts, and the JSON log.
+"""This module sends notices of what a gate does to observers, counts the notices, and writes the JSON log.
 
 Every notice has a dotted name:
 
     claim.granted      a claim was granted; `event` has its key, attempt and fence
     event.STATUS       an event has its outcome; one notice for each event: event.processed, event.duplicate, …
     event.kept         a refused event was stored as a dead letter
-    handler.hung       a plain handler has run for longer than `handler_timeout`, or `max_hold` without a timeout;
-                       `detail` has its age
+    handler.hung       a plain handler has run for longer than `handler_timeout` (longer than `max_hold` if there is no
+                       `handler_timeout`); `detail` has the time since the handler started
     lease.lost         a claim was lost, or its lease ended, while its handler ran
-    lease.adopted      an event was granted again to the process whose handler still runs it; it was not started again
-    memory.hit         a duplicate was answered from the completion cache, without asking the store
+    lease.adopted      an event was granted again to the process whose handler still runs it; the handler was not
+                       started again
+    memory.hit         a duplicate was answered from the completion cache, without a call to the store
     policy.NAME        a policy was applied: missing_key, store_error, conflict, replay, too_old, stale, sliding;
-                       `detail` has what it decided
-    inbox.failed       the store did not answer when the inbox asked for waiting events; `detail` has the reason
+                       `detail` has the decision
+    inbox.failed       the store did not answer when the inbox polled for waiting events; `detail` has the reason
     inbox.crowded      an event that must run alone could not run, because other handlers ran for too long
-    breaker.opened     the store failed or was slow too often, and is not called for a while; `detail` has the reason
+    breaker.opened     the store failed or was slow too often, and is not called for some time; `detail` has the reason
     breaker.closed     the store has answered again
-    transaction.held   a handler of `gate.transaction` kept all others from writing to the store for longer than the
-                       lease; `detail` has the time
-    timeline.split     a state change lies between emissions that were merged before
-    observer.failed    an observer raised an exception; only counted
-    observer.dropped   observers were too slow, and a notice was dropped; only counted
+    transaction.held   a handler of `gate.transaction` blocked all other writes to the store for longer than the lease;
+                       `detail` has the time
+    timeline.split     a new state change lies between two emissions that were already merged
+    observer.failed    an observer raised an exception; this notice is only counted
+    observer.dropped   observers were too slow, and a notice was dropped; this notice is only counted
 
 All notices are counted, with or without observers.
 """
@@ -67,7 +68,7 @@ Observer = Callable[[Notice], object]
 
 class Observers:
     """Counts notices, and passes them to the observers in a background thread. Observers cannot delay or fail an event.
-    If more than 10,000 notices are queued, further ones are dropped, and counted."""
+    If 10,000 notices are queued, further notices are dropped, and the dropped notices are counted."""
 
     def __init__(self, observers: Sequence[Observer], namespace: str, wall: Clock) -> None:
         if not isinstance(observers, LISTS) or not all(callable(observer) for observer in observers):
@@ -116,7 +117,8 @@ class Observers:
                 self._send(_NAMES[outcome.status], outcome.event, outcome.key, outcome)
 
     def flush(self, within: float) -> bool:
-        """Wait until all notices queued so far are delivered; False if that takes longer than `within` seconds."""
+        """Wait until all notices queued so far are delivered. Returns False if they are not delivered within `within`
+        seconds."""
         return self._background.flush(within)
 
     def _send(
@@ -149,27 +151,27 @@ class Observers:
 
 _NAMES: Final = {status: f"event.{status}" for status in get_args(Status)}
 
-# A process may end without closing its gates: the last notices are delivered at its exit.
+# A process may end without closing its gates. So the last notices are delivered when the process exits.
 _open: WeakSet[Observers] = WeakSet()
 
 
 @atexit.register
 def _flush_all() -> None:
     deadline = time.monotonic() + _FLUSH_AT_EXIT
-    for each in list(_open):
-        each.flush(max(0.0, deadline - time.monotonic()))
+    for observers in list(_open):
+        observers.flush(max(0.0, deadline - time.monotonic()))
 
 
 # ── the JSON log ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 _LONGEST_NAME: Final = 256  # characters
-_WARNINGS: Final = ("transaction.held",)  # notices with a line of their own, beside the line of the outcome
+_WARNINGS: Final = ("transaction.held",)  # notices that get a separate line, in addition to the line of the outcome
 
 
 class JsonLog:
-    """An observer that writes one line of JSON for each outcome. A line has no text of the payload or of an exception.
-    Without a stream it writes to `sys.stdout`, as set at the time of writing."""
+    """An observer that writes one line of JSON for each outcome. A line contains no text of the payload or of an
+    exception. Without a stream, a line goes to the object that `sys.stdout` refers to when the line is written."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -183,20 +185,22 @@ class JsonLog:
 
 
 def outcome_of(notice: Notice) -> Outcome | None:
-    """The outcome, if this is the notice of an event's outcome; otherwise None. Each event has one such notice."""
+    """Returns the outcome if this notice reports the outcome of an event; otherwise None. Each event has one such
+    notice."""
     outcome = notice.outcome
     return outcome if outcome is not None and notice.name == f"event.{outcome.status}" else None
 
 
 def ascii_only(text: str) -> str:
-    """The same JSON in printable ASCII: it cannot contain terminal control sequences, and every stream encodes it."""
+    """Returns the same JSON in printable ASCII. Such text cannot contain terminal control sequences, and every stream
+    can encode it."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c.isascii() and c.isprintable() else escaped(c) for c in text)
 
 
 def escaped(character: str) -> str:
-    """A character as a JSON escape: `\\u000a`."""
+    """Returns a character as a JSON escape, such as `\\u000a`."""
     units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
@@ -209,13 +213,14 @@ def write_line(fields: dict[str, Any], stream: TextIO | None = None) -> None:
 
 
 def spelt(at: int) -> str:
-    """A time in microseconds since 1970 in the format of RFC 3339, to the millisecond."""
+    """Returns a time, given in microseconds since 1970, in the format of RFC 3339 with milliseconds."""
     when = datetime.fromtimestamp(at / 1_000_000, UTC)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
-    """The log fields of an outcome. From the payload they contain only what identifies the event."""
+    """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the
+    event."""
     return {
         "status": outcome.status,
         "kind": outcome.kind,
@@ -241,5 +246,5 @@ def _event_fields(event: Event, key: Key | None, namespace: str) -> dict[str, An
 
 
 def _shortened(name: str | None) -> str | None:
-    """Senders may use names of any length; a log line does not grow with them."""
+    """Cut a name to a bounded length, because senders may use names of any length."""
     return name if name is None or len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

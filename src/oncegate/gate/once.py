@@ -1,7 +1,7 @@
-"""`@gate.once`: a function that takes effect once for each set of arguments.
+"""`@gate.once` makes a function take effect once for each set of arguments.
 
-A call is an event like any other. Its body is the arguments by name, and its key is made of the arguments and the name
-of the function. Every further call with that key returns the result of the first call.
+A call is an event like any other event. The body of the event has the arguments by name. The key is made of the
+arguments and the name of the function. Every further call with the same key returns the result of the first call.
 """
 
 import sys
@@ -34,7 +34,7 @@ from oncegate.gate.job import CALL, Identified, Identifier
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import Outcome
 
-_MAIN_MODULES: Final = ("__main__", "__mp_main__")  # the second is its name in the processes of multiprocessing
+_MAIN_MODULES: Final = ("__main__", "__mp_main__")  # the second name is used in child processes of multiprocessing
 
 
 class OnceFunctions:
@@ -49,8 +49,8 @@ class OnceFunctions:
     def guard(
         self, function: Callable[..., Any], name: str | None, key: Callable[[Event], Any] | None, wait: int
     ) -> Callable[..., Any]:
-        """The function, wrapped so that it runs once for each key. `wait` is in microseconds."""
-        if isinstance(function, staticmethod | classmethod):  # @gate.once may stand above or below @staticmethod
+        """Wrap the function so that it runs once for each key. `wait` is in microseconds."""
+        if isinstance(function, staticmethod | classmethod):  # @gate.once may be written above or below @staticmethod
             return type(function)(self.guard(function.__func__, name, key, wait))
         check_handler(function, may_await=True, arguments=None)
         if isclass(function):
@@ -60,7 +60,8 @@ class OnceFunctions:
         return self._wrap_async(guarded, wait) if is_async else self._wrap_sync(guarded, wait)
 
     def _register(self, function: Callable[..., Any], name: str | None) -> str:
-        """The name of a function, which is part of the key of its calls. Two functions of one gate cannot share it."""
+        """Register and return the name of a function. The name is part of the key of each call. Raises SettingError if
+        another function of this gate has the same name."""
         name = name or _default_name(function)
         first = self._names.setdefault(name, function)
         if first is not function:
@@ -99,8 +100,8 @@ class OnceFunctions:
         return once
 
     def _result(self, outcome: Outcome, call: "_Call") -> Any:
-        """What a call returns or raises. The first call returns or raises what its function did; a further call returns
-        the stored result, or raises if there is none."""
+        """Return the result of a call, or raise its error. The call that ran the function returns or raises the same as
+        the function. A further call returns the stored result, or raises if there is no stored result."""
         self._observers.outcomes([outcome])
         if call.error is not None:
             raise call.error
@@ -129,7 +130,7 @@ def _exception_for(outcome: Outcome, *, has_run: bool) -> Exception:
 
 
 class _GuardedFunction:
-    """A guarded function, and how the arguments of a call become an event and a job."""
+    """A guarded function. `identify` turns the arguments of a call into an event and a job."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class _GuardedFunction:
         return replace(keys.make("once", event, [self._name, str(inner)], binds=inner.binds), parts=inner.parts)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name, with defaults, but without the object or class of a method."""
+        """Returns all arguments by name, including defaults, but without the object or class of a method."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -164,8 +165,9 @@ class _GuardedFunction:
         return arguments
 
     def _as_json(self, arguments: dict[str, Any]) -> tuple[bytes, Any]:
-        """The arguments as JSON, and as decoded from it. If the user passed a key, arguments that are not JSON values
-        (a session, a client) are left out. Without a key that is an error: two calls could get the same key."""
+        """Returns the arguments as JSON, and as decoded from this JSON. If the user passed a key, arguments that are
+        not JSON values (a session, a client) are left out. Without a key, such an argument raises SettingError, because
+        two different calls could get the same key."""
         try:
             return _encoded(arguments)
         except ValueError as error:
@@ -187,8 +189,8 @@ def _signature(function: Callable[..., Any], name: str) -> Signature:
 
 
 def _is_method_of(first: Any, function: Callable[..., Any]) -> bool:
-    """Whether a function is defined in the class of its first argument, or in the first argument itself if that is a
-    class. The name `self` or `cls` alone does not prove that."""
+    """Whether a function is a method of its first argument: it is defined in the class of this argument, or in the
+    argument itself if the argument is a class. The parameter name `self` or `cls` alone does not prove this."""
     owner = getattr(function, "__qualname__", "").rpartition(".")[0]
     kinds = (*type(first).__mro__, *(first.__mro__ if isclass(first) else ()))
     return any(kind.__qualname__ == owner and kind.__module__ == function.__module__ for kind in kinds)
@@ -210,8 +212,8 @@ def _is_json(value: Any) -> bool:
 
 
 class _Call:
-    """One call, as a handler. It keeps the object that the function returned or raised, which is not the decoded JSON
-    that further calls return."""
+    """One call of the function, used as a handler. It stores the object that the function returned or raised. This
+    object may differ from the decoded JSON that further calls return."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
@@ -241,7 +243,7 @@ class _Call:
 
 
 def _default_name(function: Callable[..., Any]) -> str:
-    """Module and qualified name. Raises SettingError if they do not identify the function."""
+    """Returns the module and the qualified name. Raises SettingError if they do not identify the function."""
     name, module = getattr(function, "__qualname__", repr(function)), function.__module__
     if "<" in name or not hasattr(function, "__qualname__"):
         raise SettingError(f"{name} has no name that is the same in every process; pass one with once(name=…)")
@@ -249,13 +251,14 @@ def _default_name(function: Callable[..., Any]) -> str:
 
 
 def _main_module_name(function: Callable[..., Any]) -> str:
-    """The name that the main module, which defines the function, would have if it were imported; for a script, the name
-    of its file. The code object of the function is no help: it may belong to a wrapper from another module."""
+    """Returns the name that the main module would have if it were imported; for a script, the name of its file. The
+    main module defines the function. The code object of the function cannot be used to find this name, because it may
+    belong to a wrapper from another module."""
     module = function.__module__
     names = getattr(unwrap(function), "__globals__", {})
     if names.get("__name__") != module:
         names = vars(sys.modules[module])
     spec, file = names.get("__spec__"), names.get("__file__")
-    if spec is not None and spec.name not in _MAIN_MODULES:  # python -m; under a profiler it may be __main__
+    if spec is not None and spec.name not in _MAIN_MODULES:  # python -m; a profiler may set the name __main__
         return str(spec.name)
     return module if file is None else file.replace("\\", "/").rpartition("/")[2].removesuffix(".py")

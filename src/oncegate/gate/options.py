@@ -1,4 +1,5 @@
-"""Options of a gate: each declared once in OPTIONS, and validated into a `GateConfig` with times in microseconds."""
+"""This module declares the options of a gate, each once in OPTIONS, and validates them. The result is a `GateConfig`
+with times in microseconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
@@ -34,8 +35,8 @@ MARKED_AND_PUBLISHED: Final = (
 
 
 class Option(Struct, frozen=True):
-    """One option: its kind, default and one sentence about it. `optional`: None (in settings: off) is allowed.
-    `least` is the smallest count."""
+    """One option: its kind, its default and a short description. `optional` means that None is allowed (in settings:
+    `off`). `least` is the smallest value of a count."""
 
     kind: OptionKind
     default: Any
@@ -45,8 +46,8 @@ class Option(Struct, frozen=True):
     least: int = 1
 
 
-# The one declaration of each option. The settings file, the flags and docs/settings.md derive from it. `GateOptions`
-# and `GateConfig` repeat the names for type checkers; a test compares them.
+# The only declaration of each option. The settings file, the flags and docs/settings.md are derived from OPTIONS.
+# `GateOptions` and `GateConfig` repeat the names for type checkers; a test compares the names.
 OPTIONS: Final[dict[str, Option]] = {
     "namespace": Option(
         "text",
@@ -205,7 +206,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {name: option.default for name, option in O
 
 
 class GateOptions(TypedDict, total=False):
-    """What a gate can be told, as people write it. `Gate` says what each context."""
+    """The options of a gate, in the form in which users write them. The docstring of `Gate` explains each option."""
 
     namespace: str
     mode: Mode
@@ -269,39 +270,43 @@ class GateConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def alone_within(self) -> float:
-        """Seconds for which no other handler starts while an event that must run alone waits for running handlers."""
+        """The longest time, in seconds, for which an event that must run alone waits for the running handlers to end.
+        No other handler starts during this time."""
         return min(_ALONE_WITHIN, self.max_hold) / 1e6
 
     @property
     def alone_bound(self) -> float:
-        """Seconds for which no other handler starts while an event runs alone."""
+        """The longest time, in seconds, for which no other handler starts while an event runs alone."""
         return min(max(self.lease, _SHORTEST_ALONE_BOUND), self.max_hold) / 1e6
 
     @property
     def attempts_last(self) -> tuple[int, int]:
-        """The shortest and longest time from the first attempt to the last, for an event that the store holds and that
-        always fails. Slow handlers add to it."""
+        """The shortest and the longest time, in microseconds, from the first attempt to the last attempt of an event
+        that the store holds and that always fails. The time that the handlers take is not included."""
         pauses = sum(self.pause_after(attempt) for attempt in range(1, self.max_attempts or 1))
         return pauses // 2, pauses
 
     def pause_after(self, attempt: int) -> int:
-        """The longest pause before the next attempt of an event that the store holds."""
+        """Returns the longest pause, in microseconds, before the next attempt of an event that the store holds."""
         return pause_after(attempt, self.backoff, self.backoff_limit)
 
     def unguarded(self, event: Event) -> bool:
-        """Whether this event runs without a claim when the store cannot be asked for one."""
+        """Whether this event runs without a claim when the store does not answer."""
         return self.on_store_error == "unguarded" and event.type in self.unguarded_types
 
 
 def outlasts_lease(visibility: int, lease: int) -> bool:
-    """The one rule for a queue: a message stays hidden for at least as long as the lease of its event, so that the
-    claim of a dead worker is over when the message is delivered again. A receive that finds the event in flight counts
-    towards the dead-letter queue. Both are in microseconds; SQS counts whole seconds, and the worker rounds up."""
+    """Whether the visibility timeout of a queue is at least as long as the lease. Both are in microseconds. SQS counts
+    whole seconds, and the worker rounds up.
+
+    This rule must hold for every queue. When a worker dies, its claim must have ended before the message is delivered
+    again. Otherwise the receiver finds the event in flight, and this receive still counts towards the dead-letter
+    queue."""
     return -(-visibility // _SECOND) * _SECOND >= lease
 
 
 def validate(options: Mapping[str, Any]) -> GateConfig:
-    """The configuration for these options; raises SettingError."""
+    """Returns the configuration for these options. Raises SettingError if an option is invalid."""
     for name in options:
         if name not in OPTIONS:
             raise SettingError(unknown(name, OPTIONS, "setting"))
@@ -367,7 +372,8 @@ def _check_times(config: GateConfig, given: Mapping[str, Any]) -> None:
 
 
 def _check_types(config: GateConfig) -> None:
-    """Events run without a claim only if the user has named their types."""
+    """Raise SettingError if `on_store_error` and `unguarded_types` do not fit together. Events run without a claim only
+    if the user has listed their types."""
     if config.on_store_error == "unguarded" and not config.unguarded_types:
         text = "on_store_error='unguarded' needs unguarded_types=[…]: the event types that may run twice"
         raise SettingError(text, settings=["on_store_error", "unguarded_types"])
@@ -377,7 +383,8 @@ def _check_types(config: GateConfig) -> None:
 
 
 def check_inbox(what: str, *, has_inbox: bool, marks_first: bool) -> None:
-    """Refuse `what`, which needs an inbox, if the store has none or the mode completes events before they run."""
+    """Raise SettingError if the store has no inbox, or if the mode completes events before they run. `what` is the
+    feature that needs the inbox."""
     if not has_inbox:
         raise SettingError(f"{what} needs a store with an inbox: sqlite:///oncegate.db or postgresql://…")
     if marks_first:

@@ -1,4 +1,5 @@
-"""Outcomes: what became of a delivery, one row for each status, and the sentence that says why."""
+"""This module defines the outcome of a delivery: a table with one row for each status, and the sentence that explains
+the outcome."""
 
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -31,21 +32,22 @@ _LONGEST_PATH: Final = 100
 
 
 class Cause(Enum):
-    """Why an event did not run, for code that decides by it. The sentence for people is `Outcome.reason`."""
+    """Why an event did not run, for code that has to distinguish the causes. `Outcome.reason` is the sentence for
+    people."""
 
     STORE_UNAVAILABLE = "the store did not answer the claim"
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one event.
+    """The result of one event.
 
-    `original` is the record that decided, and `at` the store's time then; both are None if the store was not asked.
-    `kept` is the key of the dead letter that holds a copy of a conflicting or unreadable event. `raised` is what a log
-    may say about the exception of a handler or key function. `differs` lists the first paths at which a conflicting
-    event differs from the original, if the original's content is still available. `retry_after` is how long the
-    handler asks to wait before the next attempt, in microseconds. `cut`: an unreadable event was too large for the
-    store, and only its first part was stored. `stored`: the store holds the event and retries it. `cause` is set where
-    code has to tell one failure from another.
+    `original` is the record that decided the outcome, and `at` is the store's time of that decision. Both are None if
+    no record decided. `kept` is the key of the dead letter that has a copy of the event. `raised` is the part of an
+    exception of a handler or key function that a log may contain. `differs` lists the first paths at which a
+    conflicting event differs from the original, if the content of the original is still available. `retry_after` is the
+    delay before the next attempt that the handler requested, in microseconds. `cut` means that an unreadable event was
+    too large for the store, and only its first part was stored. `stored` means that the store holds the event, and the
+    event will be retried. `cause` is set only if code has to distinguish this failure from other failures.
     """
 
     status: Status
@@ -71,13 +73,13 @@ class Outcome(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """One sentence for a person, on one line; control characters are escaped."""
+        """One sentence for people, on one line. Control characters are escaped."""
         sentence = " ".join(STATUSES[self.status].sentence(self).split())
         return sentence if sentence.isprintable() else _printable(sentence)
 
     @property
     def discreet(self) -> str:
-        """The same sentence for a log: without exception text, which may quote the payload."""
+        """The same sentence for a log. It does not contain the text of an exception, which may quote the payload."""
         error = self.raised or (self.error and "see its record" if self.original is not None else self.error)
         return self.reason if error == self.error else replace(self, error=error).reason
 
@@ -161,7 +163,7 @@ def _printable(text: str) -> str:
 
 
 def _original(outcome: Outcome) -> str:
-    """The original by the id of its delivery, and its age: `evt-1, processed 3 s ago`."""
+    """Returns the delivery id and the age of the original, such as `evt-1, processed 3 s ago`."""
     name, age = _name_and_age(outcome)
     return f"{name}, {age}" if age else name
 
@@ -184,9 +186,10 @@ def _name_and_age(outcome: Outcome) -> tuple[str, str]:
 class StatusRule(Struct, frozen=True):
     """What a status means to every part of the program.
 
-    `acked`: the delivery may be acknowledged. `http` is the status code of the answer; some senders retry on 5xx only,
-    so an event that was not taken is 503. `figure` is the counter of a worker that it adds to. `is_error`: a trace
-    marks it as an error. `colour` is for a terminal.
+    `acked` says whether the delivery may be acknowledged. `http` is the status code of the HTTP answer. Some senders
+    retry only on 5xx, so an event that must be delivered again is answered with 503. `figure` is the counter of a
+    worker that counts this status. `is_error` says whether a trace marks the event as an error. `colour` is the colour
+    in a terminal.
     """
 
     acked: bool
@@ -216,13 +219,13 @@ STATUSES: Final[dict[Status, StatusRule]] = {
 
 
 def differences(one: Any, other: Any) -> tuple[str, ...]:
-    """The first paths at which two bodies differ, such as `data.status`. Lists differ as a whole. Bodies that are not
-    objects have no paths."""
+    """Returns the first paths at which two bodies differ, such as `data.status`. A list is compared as one value. The
+    result is empty if one of the bodies is not a JSON object."""
     return tuple(_shortened(path) for path in islice(_paths(one, other, ""), _MOST_DIFFERENCES) if path)
 
 
 def _shortened(path: str) -> str:
-    """A sender may give a member a name of any length, and the path goes into logs."""
+    """Cut a path to a bounded length. A sender may use member names of any length, and the path is written to logs."""
     return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
 
 

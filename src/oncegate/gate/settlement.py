@@ -1,7 +1,7 @@
-"""Settlement: how a claim ends, and how that is written, flushed and retried.
+"""This module plans settlements, and writes, flushes and retries them. A settlement ends a claim.
 
-A `SettlementPlanner` turns what a handler returned or raised into a settlement and an outcome. Settlements are written
-many at a time, none later than 50 ms after its effect.
+A `SettlementPlanner` turns the result or the exception of a handler into a settlement and an outcome. Many settlements
+are written together. Each settlement is written at most 50 ms after its effect.
 """
 
 import atexit
@@ -37,12 +37,13 @@ _RETRY_AFTER: Final = (0.05, 0.25)
 _RETRY_EVERY: Final = 0.25
 CLOSE_WITHIN: Final = 10.0
 
-# The store's answer to a settlement: True accepted, False lease lost, an error if it did not answer.
+# The store's answer to a settlement. True: accepted. False: the lease is lost. StoreError: the store did not answer, or
+# it cannot hold the settlement.
 Answer = bool | StoreError
 
 
 class PlannedSettlement(Struct, frozen=True, gc=False):
-    """How a job's claim is to end, and the job's outcome if the store accepts that."""
+    """The settlement to write for a job, and the outcome of the job if the store accepts the settlement."""
 
     job: Job
     settlement: Settlement
@@ -67,19 +68,20 @@ class SettlementPlanner:
         return PlannedSettlement(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
 
     def failed(self, job: Job, error: BaseException) -> PlannedSettlement:
-        """A failed attempt is released and retried. It is buried after the last attempt, or if the handler raised
-        `Bury`. An event that the store holds uses up no attempt while something that its handler calls is
-        unavailable."""
-        most, raised = self._config.max_attempts, loggable_error(error)
+        """Plan the settlement of a failed attempt. The event is released and retried. It is buried if this was the last
+        attempt, or if the handler raised `Bury`. If the store holds the event, and a service that the handler calls is
+        unavailable, the attempt does not count."""
+        max_attempts, raised = self._config.max_attempts, loggable_error(error)
         if self._config.retry_for is not None and job.is_stored and is_unavailable(error):
             return self._unavailable(job, error, raised, self._config.retry_for)
-        if isinstance(error, BuryNow) or (most is not None and job.event.attempt >= most):
+        if isinstance(error, BuryNow) or (max_attempts is not None and job.event.attempt >= max_attempts):
             return self.buried(job, error_text(error), raised)
         return self.released(job, error_text(error), raised, retry_delay_of(error))
 
     def _unavailable(self, job: Job, error: BaseException, raised: str, retry_for: int) -> PlannedSettlement:
-        """The event is retried for up to `retry_for`. Each pause is as long as the called service has been unavailable
-        so far (within `backoff` and `backoff_limit`). Then the event is buried."""
+        """Plan the settlement of an event whose handler calls a service that is unavailable. The event is retried for
+        up to `retry_for`, and then buried. Each pause is as long as the service has been unavailable so far, but not
+        shorter than `backoff` and not longer than `backoff_limit`, with jitter."""
         lease, config, text = job.lease, self._config, error_text(error)
         now = lease.granted_at + self._boot() - lease.held_since
         since = lease.record.unavailable_since
@@ -88,7 +90,7 @@ class SettlementPlanner:
             over = f"; retried for {spoken(past)}, and retry_for is {spoken(retry_for)}"
             return self.buried(job, text + over, raised + over)
         delay = int(jittered(min(max(past, config.backoff), config.backoff_limit)))
-        if config.max_attempts is not None:  # the last retry is not delayed past the end
+        if config.max_attempts is not None:  # the last retry is not delayed beyond `retry_for`
             delay = min(delay, max(retry_for - past, config.backoff))
         after = retry_delay_of(error)
         release = Release(*self._proof(job), text, delay=max(delay, after or 0), unavailable=True)
@@ -110,23 +112,23 @@ class SettlementPlanner:
         return PlannedSettlement(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
 
     def buried_unrun(self, job: Job, reason: str) -> PlannedSettlement:
-        """The event is buried and not run. If no attempt was left, the reason may quote the record's error, which must
-        not be logged."""
-        planned, record, most = self.buried(job, reason), job.lease.record, self._config.max_attempts
-        if record.error is None or most is None or record.attempts <= most:
+        """Plan to bury an event without running it. If no attempt was left, the reason may quote the error of the
+        record. This error must not be logged, so the outcome gets the record as its `original`."""
+        planned, record, max_attempts = self.buried(job, reason), job.lease.record, self._config.max_attempts
+        if record.error is None or max_attempts is None or record.attempts <= max_attempts:
             return planned
         return replace(planned, outcome=replace(planned.outcome, original=record, at=job.lease.granted_at))
 
     def unstarted(self, job: Job, reason: str = TOO_LATE) -> PlannedSettlement:
-        """The handler never started, so the attempt does not count."""
+        """Plan to release a job whose handler never started. The attempt does not count."""
         return PlannedSettlement(job, Release(*self._proof(job), unstarted=True), job.not_run(reason))
 
     def failed_before_start(self, job: Job, error: str) -> PlannedSettlement:
-        """The attempt failed before the handler could start, so it does not count."""
+        """Plan to release a job whose attempt failed before the handler could start. The attempt does not count."""
         return PlannedSettlement(job, Release(*self._proof(job), error, unstarted=True), job.failed(error))
 
     def _delay(self, job: Job) -> int:
-        """How long an event that the store holds waits for its next attempt."""
+        """Returns the delay before the next attempt, in microseconds; 0 for an event that the store does not hold."""
         return int(jittered(self._config.pause_after(job.event.attempt))) if job.is_stored else 0
 
     def _proof(self, job: Job) -> tuple[str, bytes, bytes, int]:
@@ -134,8 +136,8 @@ class SettlementPlanner:
         return self._config.namespace, lease.key, lease.record.owner, lease.record.fence
 
     def _stored(self, result: Any) -> tuple[bytes | None, str | None]:
-        """The result as JSON, or why it is not stored. The effect is done, so a result that cannot be stored is not a
-        failure of the event."""
+        """Returns the result as JSON, or the reason why the result is not stored. The effect is done, so the event has
+        not failed if its result cannot be stored."""
         try:
             stored = msgspec.json.encode(result)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -154,7 +156,7 @@ class SettlementPlanner:
 
 
 class FailedAfterMark(Struct, frozen=True):
-    """A job that was marked as done and then failed. `raised` is what a log may say about the error."""
+    """A job that was marked as done and then failed. `raised` is the part of the error that a log may contain."""
 
     job: Job
     error: str
@@ -187,8 +189,9 @@ def ran_unguarded(item: Job | UnguardedEvent, result: Any) -> None:
 
 
 def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
-    """Settle with one write. The effects are done, so a store error is retried before giving up. If the store cannot
-    hold one of the settlements, each settlement is written separately."""
+    """Write these settlements with one write, and return the store's answers. The effects are done, so the write is
+    retried twice if the store fails. If the store cannot hold one of the settlements, each settlement is written
+    separately."""
     for pause in (*_RETRY_AFTER, None):
         try:
             return store.settle(settlements)
@@ -204,7 +207,7 @@ def settle(store: Store, settlements: Sequence[Settlement]) -> Sequence[Answer]:
 
 
 def may_be_retried(answer: Answer) -> bool:
-    """Whether the store gave no answer but may answer a later try."""
+    """Whether the store did not answer a settlement, but may answer if the settlement is sent again."""
     return not isinstance(answer, bool | Unkeepable)
 
 
@@ -217,20 +220,21 @@ class SettlementBuffer:
         self._lock = threading.Lock()
 
     def flush(self) -> None:
-        """Write all waiting settlements. Each of their jobs then has its outcome."""
+        """Write all waiting settlements. Afterwards each of their jobs has its outcome."""
         with self._lock:
             planned = self._waiting[:]
             if planned:
-                del self._waiting[: len(planned)]  # the batch may have appended more meanwhile
+                del self._waiting[: len(planned)]  # the batch may have appended more since the copy
                 self._write(planned)
 
 
 class SettlementFlusher:
-    """Flushes the buffers of running batches, because a batch may spend long in one handler.
+    """Flushes the buffers of running batches, because one handler of a batch may run for a long time.
 
-    A thread looks at all buffers every 17 ms and flushes those that it has seen before, so a batch that ends sooner is
-    written in one piece. That costs a batch two operations on a dict; waking a thread for each batch would take longer
-    than some of its events. The thread starts with the first batch and ends soon after the last.
+    Every 17 ms a thread flushes the buffers that already existed at its previous round. So a batch that ends before
+    this is written with one write. A batch needs only two dict operations for this. Waking a thread for each batch was
+    rejected: it would take longer than some events of the batch. The thread starts with the first batch, and ends soon
+    after the last batch.
     """
 
     def __init__(self) -> None:
@@ -277,18 +281,21 @@ class SettlementFlusher:
 
 
 class SettlementRetrier:
-    """Retries settlements that the store did not confirm in time for their callers, until the store confirms them or
-    the lease ends.
+    """Retries settlements in a thread until the store confirms them or the lease ends. The callers of these settlements
+    do not wait any more: they already have the outcome "failed".
 
-    While a lease lasts, nobody else is granted its event. If the store answers before the lease ends, the next delivery
-    finds the event completed, and nothing is done twice. `settled` gets what is confirmed; no caller waits for it. The
-    thread starts with the first settlement and ends with the last.
+    While a lease lasts, the store grants its event to no other worker. If the store confirms the settlement before the
+    lease ends, the next delivery finds the event completed, and the effect is not repeated. `on_settled` is called with
+    the confirmed settlements and the time at which they were sent. The thread starts with the first settlement, and
+    ends when no settlement is left.
     """
 
-    def __init__(self, store: Store, boot: Clock, settled: Callable[[Sequence[PlannedSettlement], int], None]) -> None:
+    def __init__(
+        self, store: Store, boot: Clock, on_settled: Callable[[Sequence[PlannedSettlement], int], None]
+    ) -> None:
         self._store = store
         self._boot = boot
-        self._settled = settled
+        self._on_settled = on_settled
         self._lock = threading.Lock()
         self._left: list[PlannedSettlement] = []
         self._thread: threading.Thread | None = None
@@ -309,7 +316,7 @@ class SettlementRetrier:
             time.sleep(min(_FLUSH_EVERY, left))
 
     def give_up(self) -> None:
-        """Stop retrying: the store is about to be closed."""
+        """Stop retrying. To be called before the store is closed."""
         with self._lock:
             self._left = []
 
@@ -323,12 +330,13 @@ class SettlementRetrier:
 
     def _run(self) -> None:
         while planned := self._with_live_lease():
-            with suppress(Exception):  # no caller is left to raise to
+            with suppress(Exception):  # no caller waits for this exception
                 self._retry(planned)
             time.sleep(_RETRY_EVERY)
 
     def _with_live_lease(self) -> list[PlannedSettlement]:
-        """Drop the settlements whose lease has ended, for example because the process was frozen. Returns the rest."""
+        """Drop the settlements whose lease has ended, for example because the process was frozen. Returns the other
+        settlements."""
         now = self._boot()
         with self._lock:
             self._left = [each for each in self._left if now < each.job.lease.valid_until]
@@ -340,18 +348,19 @@ class SettlementRetrier:
         sent_at = self._boot()
         answers = settle(self._store, [each.settlement for each in planned])
         answered = list(zip(planned, answers, strict=True))
-        self._settled([each for each, answer in answered if answer is True], sent_at)
+        self._on_settled([each for each, answer in answered if answer is True], sent_at)
         done = {id(each) for each, answer in answered if not may_be_retried(answer)}
         with self._lock:
             self._left = [each for each in self._left if id(each) not in done]
 
 
-# A process may end right after it reported a failure, but the effect is done: give the store time to confirm it.
+# A process may end right after it has reported a failed settlement, although the effect is done. So the exit of the
+# process waits for the store to confirm the settlement.
 _open: WeakSet[SettlementRetrier] = WeakSet()
 
 
 @atexit.register
 def _flush_all() -> None:
     deadline = time.monotonic() + CLOSE_WITHIN
-    for each in list(_open):
-        each.flush(deadline - time.monotonic())
+    for retrier in list(_open):
+        retrier.flush(deadline - time.monotonic())

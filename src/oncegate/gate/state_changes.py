@@ -1,7 +1,9 @@
-"""State changes: logical duplicates, that is, several emissions of one state change, get one key.
+"""This module finds logical duplicates: several emissions of the same state change. All emissions of a state change get
+the same key.
 
-A timeline for each entity is a versioned document in the store. The timelines of all events of a batch are loaded at
-once, and those that change are swapped at once; if another worker swapped first, they are loaded again.
+Each entity has a timeline, which is a versioned document in the store. The timelines of all events of a batch are
+loaded with one call, and the timelines that changed are swapped with one call. If another worker has swapped a timeline
+in between, that timeline is loaded again.
 """
 
 import time
@@ -48,7 +50,8 @@ class StateChangeResolver:
         self._wall = observers.wall
 
     def resolve(self, jobs: Sequence[Job]) -> None:
-        """Give each job the key under which its state change is known. Some jobs have their outcome by that."""
+        """Give each job the key under which its state change is known. Some jobs also get their outcome: those that are
+        skipped, and those for which the store did not answer."""
         try:
             self.place(jobs)
         except StoreError as error:
@@ -58,11 +61,12 @@ class StateChangeResolver:
                 job.answered = True
 
     def place(self, jobs: Sequence[Job]) -> None:
-        """The same; raises StoreError if the store does not answer."""
+        """Do the same as `resolve`, but raise StoreError if the store does not answer."""
         self._place_all([job for job in jobs if job.key.change is not None])
 
     def confirm(self, items: Iterable[Item]) -> None:
-        """Record the outcome of joined emissions under their own keys, too."""
+        """Record the outcome of joined emissions under their own keys, too. Their own keys are the keys computed from
+        these emissions, not the key of the state change that they were joined to."""
         joined = [item for item in items if isinstance(item, Job | InBatchDuplicate) and _emission(item) is not None]
         if done := [item for item in joined if _is_done(item.outcome)]:
             self._claimer.mark_emissions([_own(item) for item in done])
@@ -70,7 +74,8 @@ class StateChangeResolver:
             self._bury(dead)
 
     def _bury(self, items: Sequence[Job | InBatchDuplicate]) -> None:
-        """A further emission of a state change that is a dead letter becomes a dead letter that names the first."""
+        """Bury further emissions of a state change whose first emission is a dead letter. Each of them becomes a dead
+        letter whose error names the first dead letter."""
         outcomes = [item.outcome for item in items]
         errors = [f"same state change as dead letter {outcome.key} ({outcome.error})" for outcome in outcomes]
         buried = self._dead_letters.bury_emissions([_own(item) for item in items], outcomes, errors)
@@ -81,7 +86,8 @@ class StateChangeResolver:
                 item.outcome = outcome
 
     def _place_all(self, jobs: list[Job]) -> None:
-        """A job whose timeline other workers changed at every try is in flight."""
+        """Place all jobs, with retries. If other workers changed the timeline of a job at every try, the outcome of the
+        job is "in_flight"."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         for _ in range(_TRIES):
             jobs = self._place(jobs)
@@ -93,8 +99,8 @@ class StateChangeResolver:
             job.answered = True
 
     def _place(self, jobs: Sequence[Job]) -> list[Job]:
-        """Place each job in its timeline, with one load and one swap. Returns the jobs whose timeline another worker
-        swapped first."""
+        """Place each job in its timeline, with one load and one swap. Returns the jobs whose timeline could not be
+        swapped because another worker had changed it."""
         open_timelines = {change.timeline: _OpenTimeline(self._address(change)) for change in _changes(jobs)}
         if not open_timelines:
             return []
@@ -134,7 +140,7 @@ class StateChangeResolver:
 
 
 class _OpenTimeline:
-    """One timeline, as it was loaded and with the jobs placed in it."""
+    """One timeline, in the form in which it was loaded, and the jobs that were placed in it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -163,7 +169,7 @@ def _emission(item: Job | InBatchDuplicate) -> Key | None:
 
 
 def _own(item: Job | InBatchDuplicate) -> Job:
-    """The emission under its own key."""
+    """Returns a job for the emission under the key computed from this emission."""
     job = item.job if isinstance(item, InBatchDuplicate) else item
     assert job.emission is not None  # noqa: S101  # only joined emissions get here
     return Job(job.event, job.emission, job.payload_hash)
@@ -175,7 +181,8 @@ def _is_done(outcome: Outcome) -> bool:
 
 
 def _is_buried_with_another(item: Job | InBatchDuplicate) -> bool:
-    """False for the emission whose own failure made the dead letter."""
+    """Whether the emission has the outcome "buried" because another emission was buried. False for the emission that
+    failed itself and became the dead letter."""
     outcome = item.outcome
     return outcome.status == "buried" and (isinstance(item, InBatchDuplicate) or outcome.original is not None)
 

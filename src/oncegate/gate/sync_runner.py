@@ -43,12 +43,12 @@ _LEASE_LOST: Final = (
     " recorded, and the event runs again"
 )
 
-# Runs one job that may start; None if the job has its outcome already.
+# Runs one job that may start, and returns the settlement to write. Returns None if the job already has its outcome.
 _RunOne = Callable[[Job], PlannedSettlement | None]
 
 
 class RunContext(Struct, frozen=True):
-    """What both runners share; made by the engine."""
+    """The objects that both runners share. The engine creates this context."""
 
     store: Store
     config: GateConfig
@@ -71,10 +71,10 @@ class SyncRunner:
         self._max_hold = context.config.max_hold / 1e6
 
     def run(self, jobs: Sequence[Job], handler: Handler) -> None:
-        """Run the jobs that are held; each has its outcome afterwards.
+        """Run the jobs that are held, and set their outcomes.
 
-        Jobs that may have killed their worker are released, and run last: each is claimed again after all others are
-        settled, and runs while no other handler of this process runs.
+        Jobs that may have killed their worker run last. They are released first. After all other jobs are settled, each
+        of them is claimed again, and runs while no other handler of this process runs.
         """
         held = [job for job in jobs if job.held]
         if not held:
@@ -95,15 +95,15 @@ class SyncRunner:
             self._claim_and_run_alone(job, lambda job: self._run_together([job], handler))
 
     def run_taken(self, job: Job, handler: Handler, take: Callable[[], Sequence[Job]]) -> list[Job]:
-        """Run a job that was taken from the store, beside others or alone; returns the jobs that have an outcome. If
-        the job must run alone and cannot do so now, it is released. As soon as running alone is possible, `take` is
-        called, and the jobs that it returns run instead."""
+        """Run a job that was taken from the store, concurrently with other handlers or alone. Returns the jobs that
+        were run. If the job must run alone, and this is not possible now, the job is released. As soon as running alone
+        is possible, `take` is called, and the jobs that `take` returns are run instead."""
         ran: list[Job] = []
 
         def run(jobs: Sequence[Job]) -> None:
             for each in jobs:
                 ran.append(each)
-                self._run_together([each], handler)  # whatever the mode: a taken event is never marked first
+                self._run_together([each], handler)  # in every mode: a taken event is never marked first
 
         if not job.runs_alone:
             self._beside_others([job], lambda: run([job]))
@@ -113,7 +113,7 @@ class SyncRunner:
         return ran
 
     def run_unguarded(self, items: Sequence[Job | UnguardedEvent], handler: Handler) -> None:
-        """Run the events that may run without a claim because a policy allows it. There is nothing to settle."""
+        """Run the events that a policy allows to run without a claim. These events are not settled."""
         for item in items:
             if item.unguarded is not None:
                 try:
@@ -130,15 +130,16 @@ class SyncRunner:
                 job.held = False
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
-        """The admission of these jobs as a call to execute. Jobs with a reason not to run are buried now."""
+        """Returns the admission of these jobs as a call to execute. Jobs that have a reason not to run are not
+        admitted: they are buried at once."""
         self.bury_unrun([job for job in jobs if job.bury_reason is not None])
         return self._context.claimer.admit_call([job for job in jobs if job.bury_reason is None])
 
     # ── beside others, or alone in this process ───────────────────────────────────────────────────────────
 
     def _beside_others(self, jobs: Sequence[Job], run: Callable[[], None]) -> None:
-        """Call `run` beside other handlers. If an event runs alone in this process, first wait until it has ended; the
-        leases are renewed meanwhile."""
+        """Call `run` while other handlers may run. If an event runs alone in this process, wait until that event has
+        ended. The leases of the jobs are renewed during this wait."""
         nested, token = inside.get(), jobs[0]
         try:  # leave() without enter() does nothing
             if not nested and not PROCESS.enter_now(token, self._max_hold):
@@ -158,7 +159,7 @@ class SyncRunner:
             self._context.heartbeat.drop(leases)
 
     def _run_one(self, job: Job, run: Callable[[Job], None]) -> None:
-        """Run one grant beside others, or alone if it may have killed its worker."""
+        """Run one granted job concurrently with other handlers, or alone if it may have killed its worker."""
         if not job.runs_alone:
             self._beside_others([job], lambda: run(job))
         elif not self._alone(lambda: run(job), within=0.0):
@@ -166,8 +167,8 @@ class SyncRunner:
             self._claim_and_run_alone(job, run)
 
     def _claim_and_run_alone(self, job: Job, run: Callable[[Job], None]) -> None:
-        """Claim a released job again and run it, as soon as nothing else runs in this process. It is not held while it
-        waits: if the process died meanwhile, the job would lose one more attempt."""
+        """Claim a released job again and run it, as soon as no other handler runs in this process. The job is not held
+        while it waits. If it were held and the process died, the event would lose one more attempt."""
 
         def claim_and_run() -> None:
             if self._context.boot() >= job.start_by:
@@ -182,8 +183,8 @@ class SyncRunner:
             job.outcome = job.not_run(NOT_ALONE)
 
     def _alone(self, run: Callable[[], None], within: float) -> bool:
-        """Call `run` while nothing else runs in this process. Returns False if it could not start within `within`
-        seconds."""
+        """Call `run` while no other handler runs in this process. Returns False if `run` could not start within
+        `within` seconds."""
         nested, token = inside.get(), object()
         try:
             if not PROCESS.enter_alone(token, self._max_hold, within=within, alone_for=self._alone_bound):
@@ -215,7 +216,8 @@ class SyncRunner:
             self._context.heartbeat.drop(leases)
 
     def _attempt_each(self, jobs: Sequence[Job], run_one: _RunOne) -> None:
-        """Attempt one job after the other. Settlements are written within 50 ms, and all of them before it returns."""
+        """Attempt one job after the other. Each settlement is written within 50 ms, and all settlements are written
+        before this method returns."""
         boot, planner = self._context.boot, self._context.planner
         planned: list[PlannedSettlement] = []
         buffer = SettlementBuffer(planned, self.write) if len(jobs) > 1 else None
@@ -234,7 +236,7 @@ class SyncRunner:
                         planned.append(settlement)
                 else:
                     job.outcome = job.not_run(job.late_reason(now))
-        except BaseException as error:  # an interrupt fails the attempt like any error, and is raised again
+        except BaseException as error:  # an interrupt fails the attempt like any error; it is raised again
             if job is not None and job.started:
                 planned.append(planner.failed(job, error))
             raise
@@ -249,7 +251,7 @@ class SyncRunner:
     # ── in mark_first mode ────────────────────────────────────────────────────────────────────────────────
 
     def _run_marked(self, jobs: Sequence[Job], handler: Handler) -> None:
-        """Run jobs that are completed already. A job that fails, or never starts, becomes a dead letter."""
+        """Run jobs that are already marked as done. A job that fails, or never starts, becomes a dead letter."""
         failed: list[FailedAfterMark] = []
         try:
             for job in jobs:
@@ -268,7 +270,7 @@ class SyncRunner:
         job.started = True
         try:
             ran_marked(job, checked_result(handler(job.event)))
-        except BaseException as error:  # buried; anything but an ordinary exception is raised again
+        except BaseException as error:  # the job is buried; an interrupt or exit is raised again
             failed.append(failed_marked(job, error))
             if not isinstance(error, Exception):
                 raise
@@ -277,8 +279,8 @@ class SyncRunner:
 
     def transact(self, job: Job, handler: TransactionHandler, connection: Any = None) -> None:
         """Run one granted job in a transaction of the store. The same transaction also completes the job. The claim was
-        committed before, so the attempt counts even if the handler fails and the transaction is rolled back. There is
-        no heartbeat: on SQLite nobody else can write meanwhile."""
+        committed before this transaction, so the attempt counts even if the handler fails and the transaction is rolled
+        back. The lease is not renewed here, because on SQLite no other connection can write during the transaction."""
 
         def run(job: Job) -> None:
             self._attempt_each([job], lambda job: self._run_in_transaction(job, handler, connection))
@@ -288,7 +290,7 @@ class SyncRunner:
     def _run_in_transaction(
         self, job: Job, handler: TransactionHandler, user_connection: Any
     ) -> PlannedSettlement | None:
-        context, store = self._context, cast(Transactional, self._context.store)  # checked by the gate
+        context, store = self._context, cast(Transactional, self._context.store)  # the gate has checked the type
         planned: list[PlannedSettlement] = []
         began: int | None = None
 
@@ -324,8 +326,8 @@ class SyncRunner:
         return None
 
     def _warn_of_long_transaction(self, job: Job, took: int) -> None:
-        """Notify observers if a handler kept all others from writing for longer than a lease. Leases may have ended
-        meanwhile without renewal, and their events run again."""
+        """Notify observers if a handler blocked all other writes to the store for longer than a lease. During this time
+        leases could not be renewed. Leases that ended because of this make their events run again."""
         lease = self._context.config.lease
         if took > lease and getattr(self._context.store, "transactions_exclude_others", False):
             detail = (
@@ -337,20 +339,22 @@ class SyncRunner:
     # ── settlement ────────────────────────────────────────────────────────────────────────────────────────
 
     def write(self, planned: Sequence[PlannedSettlement]) -> None:
-        """Settle with one write, retried if it fails; every job then has its outcome. A settlement that the store has
-        not confirmed by then counts as failed, and is retried in the background for as long as the lease lasts."""
+        """Settle the jobs with one write, and set their outcomes. The write is retried if it fails. If the store does
+        not confirm a settlement after these retries, the outcome is "failed", and the settlement is retried in the
+        background until the lease ends."""
         settlements, sent_at = _settlements_of(planned), self._context.boot()
         self._settled(planned, settle(self._context.store, settlements), sent_at)
 
     def settle_call(
-        self, planned: Sequence[PlannedSettlement], undone: Callable[[Sequence[PlannedSettlement]], None]
+        self, planned: Sequence[PlannedSettlement], on_unanswered: Callable[[Sequence[PlannedSettlement]], None]
     ) -> StoreCall:
-        """The same as a call that is tried once: `undone` gets the settlements if the store does not answer."""
+        """Returns the settlement of these jobs as a call to execute. The call is tried only once. If the store does not
+        answer, `on_unanswered` is called with the settlements."""
         verb, settlements = self._context.store.settle, _settlements_of(planned)
-        return StoreCall(verb, settlements, planned, self._settled, lambda left, _error: undone(left))
+        return StoreCall(verb, settlements, planned, self._settled, lambda left, _error: on_unanswered(left))
 
     def _settled(self, planned: Sequence[PlannedSettlement], answers: Sequence[Answer], sent_at: int) -> None:
-        """Give the jobs their outcomes, and put completions into the cache."""
+        """Set the outcomes of the jobs, and put completions into the cache."""
         context = self._context
         context.heartbeat.drop([each.job.lease for each in planned])
         if answers.count(True) < len(planned):
@@ -359,12 +363,12 @@ class SyncRunner:
             each.job.outcome = each.outcome
         context.cache.add_settled(planned, sent_at)
         if regranted := [each.job for each in planned if _is_regranted(each)]:
-            # The event was released and granted to this process again before this process knew of the release. No
-            # handler runs for the new grant, so it is released too.
+            # The store released the event and granted it to this process again, before this process received the answer
+            # to the release. No handler runs for the new grant, so the new grant is released too.
             settle(context.store, [context.planner.unstarted(job).settlement for job in regranted])
 
     def _not_all_settled(self, answered: list[tuple[PlannedSettlement, Answer]]) -> list[PlannedSettlement]:
-        """Handle the settlements that the store did not accept; returns the accepted ones."""
+        """Handle the settlements that the store did not accept. Returns the accepted settlements."""
         if regranted := [each for each, answer in answered if answer is False and _is_regranted(each)]:
             answered = [(each, answer) for each, answer in answered if each not in regranted]
             self.write([_under_new_grant(each) for each in regranted])
@@ -376,9 +380,9 @@ class SyncRunner:
         return [each for each, answer in answered if answer is True]
 
     def release_unstarted(self, jobs: Sequence[Job]) -> list[Job]:
-        """Release claims whose handler never started: the attempt does not count. Returns the jobs for which the store
-        did not answer and whose lease has not ended; the caller may try again. A job that is never released becomes
-        free when its lease ends."""
+        """Release claims whose handler never started. The attempts do not count. Returns the jobs for which the store
+        did not answer and whose lease has not ended: the caller may release these jobs again. A job that is never
+        released can be claimed again when its lease ends."""
         if not jobs:
             return []
         self._context.heartbeat.drop([job.lease for job in jobs])
@@ -391,15 +395,16 @@ class SyncRunner:
 
 
 def refuse_unguarded(jobs: Sequence[Job]) -> None:
-    """If the store did not answer an admission, the admission has failed: an event that is not stored does not run
-    later either."""
+    """Set the outcome "failed" for jobs that the store did not answer and that a policy allows to run unguarded. No
+    event runs unguarded in an admission or a transaction. An event that could not be stored would not run later
+    either."""
     for job in jobs:
         if job.unguarded is not None:
             job.outcome = job.failed(job.unguarded)
 
 
 def _settlements_of(planned: Sequence[PlannedSettlement]) -> list[Settlement]:
-    """The settlements to send. From here on their leases are not renewed: the store would refuse to renew a settled
+    """Returns the settlements to send, and stops the renewal of their leases. The store would refuse to renew a settled
     claim, and this would look like a lost lease."""
     settlements = []
     for each in planned:

@@ -1,4 +1,5 @@
-"""Receive events other than by HTTP: Lambda, queues and the inbox. `open_worker` finds the worker for a queue URL."""
+"""This package receives events from Lambda, from queues and from the inbox. `open_worker` creates the worker for a
+queue URL."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class _Driver(Struct, frozen=True):
-    """What a queue package provides: a check of the URL, a check of the options, and the worker. `open` gets the URL,
-    the handler, the checked options and the context."""
+    """The functions that a queue package provides. `check` checks the URL, and `validate` checks the options. `open`
+    takes the URL, the handler, the checked options and the context, and creates the worker."""
 
     check: Callable[[str], object]
     validate: Callable[..., Any]
@@ -28,8 +29,8 @@ def _sqs() -> _Driver:
     return _Driver(read_address, validate, SqsWorker)
 
 
-# A driver is imported when its scheme is first used, so that no process pays for a queue that it does not use. AWS
-# shows the URL of an SQS queue as https://…; the URL of an emulator may be http://….
+# A driver is imported when its scheme is first used, so that a process does not import the code of a queue that it does
+# not use. AWS shows the URL of an SQS queue as https://…. The URL of an emulator may begin with http://.
 _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {"sqs": _sqs, "https": _sqs, "http": _sqs}
 _USE: Final = "use sqs, as in sqs://NAME?region=eu-central-1"
 
@@ -37,15 +38,15 @@ _USE: Final = "use sqs, as in sqs://NAME?region=eu-central-1"
 def open_worker(
     url: str, handler: "AsyncHandler | Handler", options: Mapping[str, Any], context: "WorkerContext"
 ) -> "Worker":
-    """The worker for the queue at a URL. Raises SettingError for an invalid URL or option. No connection is opened
-    before the worker runs."""
+    """Returns the worker for the queue at a URL. Raises SettingError if the URL or an option is invalid. No connection
+    is opened before the worker runs."""
     driver = _driver(url)
     driver.check(url)
     return driver.open(url, handler, driver.validate(**options), context)
 
 
 def check_queue(url: str) -> None:
-    """Raise SettingError if `open_worker` would reject the URL. Nothing is opened."""
+    """Raise SettingError if `open_worker` would reject the URL. No connection is opened."""
     _driver(url).check(url)
 
 

@@ -1,7 +1,7 @@
-"""Daemon threads that run blocking calls for an event loop.
+"""This module runs the blocking calls of an event loop in daemon threads.
 
-ThreadPoolExecutor was rejected: at interpreter exit it joins its threads, so an open long poll or a store that hangs
-would delay the end of the process.
+ThreadPoolExecutor was rejected. It joins its threads when the interpreter exits, so an open long poll or a store that
+hangs would delay the end of the process.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class CallThreads:
         return await asyncio.wrap_future(self.submit(function, *arguments))
 
     def close(self) -> None:
-        """End each thread after the calls that were submitted so far. Does not wait."""
+        """End the threads after the calls that were submitted so far. Does not wait for the threads."""
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):
@@ -61,7 +61,7 @@ class CallThreads:
             result, error = None, None
             try:
                 result = call.function(*call.arguments)
-            except BaseException as raised:  # noqa: BLE001  # passed on through the future
+            except BaseException as raised:  # noqa: BLE001  # the future raises this error
                 error = raised
             with self._lock:
                 self._unfinished -= 1

@@ -1,10 +1,11 @@
-"""Run work items: one at a time and in order within a lane, concurrently across lanes.
+"""The dispatcher runs work items. Items of the same lane run one at a time and in order. Different lanes run
+concurrently.
 
 offer ─▶ waits in its lane ─▶ runs ─▶ go_on       the lane continues with its next item
                                      ├▶ RunAgain    the item keeps its place, and the lane waits for it
                                      └▶ give_back   all waiting items of the lane are given back
 
-The dispatcher has no notion of events and claims: it calls one coroutine function with each item.
+The dispatcher does not use events and claims: it calls one coroutine function with each item.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ _CANCEL_WITHIN: Final = 2.0  # seconds that a cancelled item has to end
 
 
 class RunAgain(Struct, frozen=True):
-    """Run the item again after this many seconds, before the items that come after it in its lane."""
+    """Run the item again after `after` seconds. The later items of its lane wait until the item has run again."""
 
     after: float
 
@@ -54,10 +55,10 @@ class _Lane(Generic[_Work]):
 
 
 class Dispatcher(Generic[_Work]):
-    """Calls `run` with each item that is offered, and `give_back` with the items that it will not run.
+    """Calls `run` with each item that is offered, and `give_back` with the items that will not run.
 
-    At most `most` items should be in hand: the caller checks `room` before it offers. At most `at_work` of them run at
-    a time. A dispatcher belongs to one event loop.
+    At most `most` items should wait or run at a time. The dispatcher does not enforce this limit: the caller checks
+    `room` before it offers an item. At most `at_work` items run at a time. A dispatcher belongs to one event loop.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Dispatcher(Generic[_Work]):
 
     @property
     def room(self) -> int:
-        """How many more items may be offered now."""
+        """The number of items that may be offered now."""
         return 0 if self._closed else max(0, self._most - self._in_hand)
 
     @property
@@ -108,16 +109,17 @@ class Dispatcher(Generic[_Work]):
         return lane in self._lanes and bool(self._lanes[lane].waiting)
 
     async def room_for(self, least: int = 1) -> int:
-        """Wait until at least this many items may be offered. Returns how many may be offered: 0 while draining."""
+        """Wait until at least `least` items may be offered. Returns how many items may be offered. Does not wait, and
+        returns 0, after `drain` was called."""
         while self.room < min(least, self._most) and not self._closed:
             self._changed.clear()
             await self._changed.wait()
         return self.room
 
     def offer(self, work: _Work, lane: Hashable | None = None, order: int = 0) -> None:
-        """Add an item. Within a lane the waiting item with the lowest order runs first, one at a time. An item without
-        a lane runs concurrently with all others. Items start in a later iteration of the loop, so that everything
-        offered in one iteration is ordered before the first item starts."""
+        """Add an item. The items of a lane run one at a time, and the waiting item with the lowest `order` runs first.
+        An item without a lane runs concurrently with all other items. Items start in a later iteration of the event
+        loop, so that all items offered in one iteration are in order before the first item starts."""
         if self._closed:
             self._give_back([work])
             return
@@ -127,8 +129,8 @@ class Dispatcher(Generic[_Work]):
         self._make_ready(target)
 
     async def drain(self, within: float) -> bool:
-        """Start nothing more. Waiting items are given back at once. Running items have `within` seconds to end; then
-        they are cancelled and given back. Returns whether all running items ended in time."""
+        """Stop starting items. Waiting items are given back at once. Running items have `within` seconds to end. After
+        this time they are cancelled and given back. Returns True if all running items ended in time."""
         self._closed = True
         self._changed.set()
         self._return([item for lane in self._all_lanes() for item in self._empty(lane)])
@@ -145,7 +147,7 @@ class Dispatcher(Generic[_Work]):
     # ── lanes ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _lane(self, name: Hashable | None) -> _Lane[_Work]:
-        """The lane of this name; for None a new lane."""
+        """Returns the lane with this name. Without a name, returns a new lane."""
         if name is None:
             return _Lane(None)
         lane = self._lanes.get(name)
@@ -164,7 +166,7 @@ class Dispatcher(Generic[_Work]):
         self._schedule_start()
 
     def _unblock(self, lane: _Lane[_Work]) -> None:
-        """Let the next item of a lane run, or remove the lane if it is empty."""
+        """Make a lane ready to run its next item, or remove the lane if it is empty."""
         lane.busy = False
         lane.timer = None
         self._held.discard(lane)
@@ -219,7 +221,7 @@ class Dispatcher(Generic[_Work]):
         self._schedule_start()
 
     def _result(self, task: asyncio.Task[Next]) -> Next | None:
-        """What `run` returned; None if it was cancelled or raised."""
+        """Returns the result of `run`; None if `run` was cancelled or raised an exception."""
         if task.cancelled():
             return None
         if (error := task.exception()) is not None:

@@ -1,4 +1,5 @@
-"""Wrap a handler: log where it failed, and turn sys.exit and similar exceptions into a failure of its event."""
+"""This module wraps handlers. A wrapper logs where a handler failed, and turns sys.exit and similar exceptions into a
+failure of the event."""
 
 import asyncio
 import logging
@@ -21,12 +22,13 @@ _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, as raised within `interrupts_told_apart`."""
+    """The exception that Ctrl-C raises within `interrupts_told_apart`."""
 
 
 @contextmanager
 def interrupts_told_apart() -> Iterator[None]:
-    """Make Ctrl-C raise `Interrupted`, which no handler raises by itself. Works in the main thread only."""
+    """Make Ctrl-C raise `Interrupted`, so that Ctrl-C can be distinguished from a KeyboardInterrupt that a handler
+    raises. Works in the main thread only."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise Interrupted
@@ -39,7 +41,7 @@ def interrupts_told_apart() -> Iterator[None]:
 
 
 def contained(handler: Handler) -> Handler:
-    """A plain handler that raises only subclasses of Exception, except for Ctrl-C."""
+    """Wrap a plain handler so that it raises only subclasses of Exception. The interrupt by Ctrl-C is still raised."""
 
     def call(event: Event) -> Any:
         try:
@@ -55,9 +57,9 @@ def contained(handler: Handler) -> Handler:
 
 
 def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
-    """A handler that logs the stack of each failure, and raises only subclasses of Exception, except for Ctrl-C and
-    cancellation. The log gets no message of the exception, which may contain parts of the payload; the gate stores
-    the message with the event."""
+    """Wrap a handler so that it logs the stack of each failure, and raises only subclasses of Exception. Ctrl-C and
+    cancellation are still raised. The message of the exception is not logged, because it may contain parts of the
+    payload. The gate stores the message with the event."""
     if is_async(handler):
 
         async def call_async(event: Event) -> Any:
@@ -91,8 +93,8 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether Ctrl-C may have raised the error. That is possible only in the main thread, and only if the handler of
-    SIGINT is Python's own, asyncio's, or that of `interrupts_told_apart`."""
+    """Whether Ctrl-C may have raised the error. Ctrl-C raises an error only in the main thread, and only if the SIGINT
+    handler was installed by Python, by asyncio or by `interrupts_told_apart`."""
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return False
     installed = signal.getsignal(signal.SIGINT)
@@ -100,15 +102,16 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> RuntimeError:
-    """The failure that stands for an exception such as SystemExit. Raised as it is, that exception would end the event
-    loop and everything that runs in it."""
+    """Returns the error that replaces an exception such as SystemExit. If SystemExit itself were raised, it would end
+    the event loop and everything that runs in the event loop."""
     if isinstance(error, SystemExit):
         return RuntimeError(f"the handler called sys.exit({error.code!r})")
     return RuntimeError(f"the handler raised {type(error).__name__}")
 
 
 def trace(error: BaseException) -> str:
-    """The stack of an error, without its message, which may contain parts of the payload."""
+    """Returns the stack of an error. The message of the error is left out, because it may contain parts of the
+    payload."""
     return "".join(traceback.format_tb(error.__traceback__))
 
 
@@ -120,8 +123,8 @@ def _with_publish_target(wrapper: _Wrapper, handler: AsyncHandler | Handler) -> 
 
 
 def _is_discarded(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether the error is the GeneratorExit of a coroutine that is closed or garbage-collected. Then the coroutine
-    does not run in its own task."""
+    """Whether the error is the GeneratorExit of a coroutine that is being closed or garbage-collected. In this case the
+    current task is not the task of the coroutine."""
     if not isinstance(error, GeneratorExit):
         return False
     try:
@@ -131,6 +134,7 @@ def _is_discarded(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
 
 
 def _log_failure(event: Event, error: BaseException) -> None:
-    """RetryLater and Bury are raised on purpose, so they are logged without a stack."""
+    """Log the failure of a handler. Handlers raise RetryLater and Bury on purpose, so these are logged without a
+    stack."""
     stack = "" if isinstance(error, RetryLater | Bury) else trace(error)
     _log.warning("the handler failed at event %r with %s\n%s", event.id, loggable_error(error), stack)

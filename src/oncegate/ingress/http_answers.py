@@ -1,4 +1,4 @@
-"""HTTP responses for outcomes and errors, shared by the service and by Lambda functions behind HTTP."""
+"""This module builds HTTP responses for outcomes and errors. The service and Lambda functions behind HTTP use it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec import Struct
 from oncegate.gate.observers import ascii_only
 from oncegate.gate.outcome import STATUSES, Outcome
 
-# A table, not `http.HTTPStatus(code).phrase`: before Python 3.13 its phrase for 413 is "Request Entity Too Large".
+# `http.HTTPStatus(code).phrase` is not used: before Python 3.13 its phrase for 413 is "Request Entity Too Large".
 _TITLES = {
     400: "Bad Request",
     401: "Unauthorized",
@@ -35,14 +35,14 @@ class HttpAnswer(Struct, frozen=True):
 
 
 def keep_refused(outcomes: list[Outcome], keep: Callable[[Sequence[Outcome]], list[Outcome]]) -> list[Outcome]:
-    """The outcomes, after `keep` has stored each invalid event as a dead letter."""
+    """Store each invalid event as a dead letter with `keep`. Returns all outcomes, in order."""
     kept = iter(keep([outcome for outcome in outcomes if outcome.status == "invalid"]))
     return [next(kept) if outcome.status == "invalid" else outcome for outcome in outcomes]
 
 
 def answer_of(outcomes: list[Outcome], *, discreet: bool = False) -> HttpAnswer:
-    """The response to a request. If the request has several events, the highest code of their outcomes counts. A
-    discreet response contains no text of exceptions and no details of failures."""
+    """Returns the response to a request. If the request has several events, the response has the highest code of their
+    outcomes. With `discreet`, the response contains no text of exceptions and no details of failures."""
     if not outcomes:
         return problem(400, "the body contains no event: it is an empty array or batch")
     code = max(_code(outcome) for outcome in outcomes)
@@ -65,8 +65,8 @@ def problem(
     retry_after: int = _RETRY_AFTER,
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> HttpAnswer:
-    """An error response as problem+json (RFC 9457). Its member `status` is the HTTP code; the status of an outcome is
-    its member `outcome`."""
+    """Returns an error response as problem+json (RFC 9457). Its member `status` is the HTTP code. Its member `outcome`
+    is the status of the outcome."""
     body = {**(more or {}), "type": "about:blank", "title": _TITLES[code], "detail": detail}
     if "status" in body:
         body["outcome"] = body.pop("status")
@@ -78,7 +78,8 @@ def problem(
 
 
 def _json(body: dict[str, Any]) -> bytes:
-    """JSON in printable ASCII: an event's id may contain characters that control a terminal or end a line."""
+    """Returns JSON in printable ASCII, because an event's id may contain characters that control a terminal or end a
+    line."""
     return ascii_only(msgspec.json.encode(body).decode()).encode()
 
 
@@ -93,16 +94,16 @@ def _fields(outcome: Outcome, *, discreet: bool) -> dict[str, Any]:
 
 
 def _sentence(outcome: Outcome, *, discreet: bool) -> str:
-    """The reason of an outcome. A discreet reason hides errors on our side: they would show an attacker what to
-    target. The log has them."""
+    """Returns the reason of an outcome. With `discreet`, the reason hides errors on the side of the service, because
+    they would help an attacker. The log contains these errors."""
     if not discreet:
         return outcome.reason
     return _NOT_TAKEN if outcome.error and STATUSES[outcome.status].http == 503 else outcome.discreet
 
 
 def due_in(outcome: Outcome) -> int | None:
-    """After how many seconds to deliver the event again: the handler's `RetryLater`, or the end of the current claim's
-    lease; None if neither is known."""
+    """Returns the number of seconds after which the event should be delivered again. This is the delay of the handler's
+    `RetryLater`, or the time until the lease of the current claim ends. Returns None if neither is known."""
     if outcome.retry_after is not None:
         return max(1, -(-outcome.retry_after // 1_000_000))
     if outcome.status != "in_flight" or outcome.original is None or outcome.at is None:

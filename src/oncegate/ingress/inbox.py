@@ -1,4 +1,4 @@
-"""Take admitted and redriven events from the store in batches, and run them."""
+"""The inbox worker takes admitted and redriven events from the store in batches, and runs them."""
 
 import asyncio
 import logging
@@ -33,10 +33,10 @@ from oncegate.ingress.worker import Figures
 # All times are in seconds.
 _LONGEST_PAUSE: Final = 5.0  # between two polls while the store does not answer
 _RELEASE_RETRY: Final = (0.2, 2.0)  # the first and the longest pause between two tries to release claims
-_RELEASE_AT_LEAST: Final = 1.0  # for the last releases, if handlers have used up the drain time
+_RELEASE_AT_LEAST: Final = 1.0  # the shortest time for the last releases, even if the drain time is used up
 _POLL_SOON: Final = 0.02  # after an event of an entity has ended
 _SUSPECT_TURN: Final = 1.0  # how long suspects run before other events run again
-_OTHERS_FACTOR: Final = 10  # other events run this many times longer than suspects waited in vain
+_OTHERS_FACTOR: Final = 10  # after a failed wait of suspects, other events run for this many times the wait
 _POLL_AMONG_SUSPECTS: Final = 0.5
 _CROWDED: Final = "other handlers ran for longer than {}, so suspects that must run alone wait for another turn"
 _log: Final = logging.getLogger("oncegate.work")
@@ -45,14 +45,17 @@ _log: Final = logging.getLogger("oncegate.work")
 class InboxWorker:
     """Implements `oncegate.ingress.worker.Worker` for the inbox. See `Gate.inbox` for the options.
 
-    The store decides which events may run at the same time, because other processes take events from it too.
+    The store decides which events may run at the same time, because other processes also take events from the store.
 
     A suspect is an event whose last attempt was never settled. Suspects are released as soon as they are taken. They
-    are taken again in turns of their own and run one at a time, while no other handler of this process runs. A turn
-    lasts about a second, or as long as one handler takes; then other events run for at least as long. If the running
-    handlers do not end within `GateConfig.alone_within`, other events continue for ten times that long, and the next
-    turn waits twice as long, up to `GateConfig.alone_bound`. So these waits in vain delay other events for at most a
-    tenth of the time.
+    are taken again in separate turns, in which only suspects run: one at a time, while no other handler of this process
+    runs. A turn of suspects lasts about a second, or as long as one handler takes. After the turn, other events run for
+    at least the same time.
+
+    Before a turn of suspects can begin, the running handlers must end. The turn waits for them for up to
+    `GateConfig.alone_within`. If they do not end in this time, other events continue for ten times as long as the turn
+    has waited. The next turn waits twice as long, up to `GateConfig.alone_bound`. So suspects delay other events for at
+    most a tenth of the time.
     """
 
     def __init__(
@@ -73,10 +76,10 @@ class InboxWorker:
         self._is_plain = not is_async(handler)
         self._outage = OutageLogger(engine.boot)
         self._observers = observers
-        # A plain handler needs a thread. Events that wait for a thread here cannot be run by another process, so at
-        # most twice as many events are taken as there are threads.
+        # A plain handler needs a thread. While an event waits for a thread here, no other process can run it. So the
+        # worker takes at most two events for each thread.
         self._limit = min(at_work, 2 * engine.config.threads) if self._is_plain else at_work
-        # Slots that only `admit` fills, so that a new event does not wait behind thousands of retries.
+        # Slots that are reserved for `admit`, so that a new event does not wait behind thousands of retries.
         self._admission_slots = self._limit // 8
         self._poll_every = look / 1e6
         self._drain_time = drain / 1e6
@@ -85,16 +88,16 @@ class InboxWorker:
         self._failure_pauses = Backoff(min(2 * self._poll_every, longest), longest)
         self._alone_bound = engine.config.alone_bound
         self._max_hold = engine.config.max_hold / 1e6
-        self._suspects = 0  # found by the last poll
+        self._suspects = 0  # the number of suspects that the last poll found
         self._next_suspect_turn = 0.0
         self._alone_waits = Backoff(engine.config.alone_within, self._alone_bound, jitter=False)
         self._alone_wait = self._alone_waits.next_pause()  # how long the next turn of suspects waits to run alone
         self._has_waited_in_vain = False
         self._dispatcher: Dispatcher[Job] | None = None
-        self._admitting = 0  # slots that are promised to admissions under way
+        self._admitting = 0  # slots that are reserved for running admissions
         self._polls_soon = False
-        # The entities of events that run directly from their admission, and whether more events of the entity were
-        # admitted meanwhile.
+        # The entities of events that run directly after their admission. The value is True if more events of the entity
+        # were admitted while the event ran.
         self._running_entities: dict[str, bool] = {}
         self._counts: Counter[str] = Counter()
         self._in_hand: set[bytes] = set()
@@ -118,7 +121,7 @@ class InboxWorker:
         self._polls_soon = False
         self._running_entities.clear()
         self._in_hand.clear()
-        # One thread for takes and releases: a take finds what was released before it.
+        # Takes and releases run in one thread, so a take finds the events that were released before it.
         self._store_thread = CallThreads("oncegate-inbox", 1)
         dispatcher: Dispatcher[Job] = Dispatcher(self._run, self._release_later, most=self._limit)
         with self._lock:
@@ -144,10 +147,11 @@ class InboxWorker:
             await self._finish(max(deadline - time.monotonic(), _RELEASE_AT_LEAST))
 
     async def _finish(self, within: float) -> None:
-        """Wait until claims are released and settlements are written, for at most this long.
+        """Wait until claims are released and settlements are written, for at most `within` seconds.
 
-        Both are store calls that block for up to a lease if the store does not answer, so both run in threads. What
-        is not done in time continues in these threads while the process lives."""
+        Releases and settlements are store calls. If the store does not answer, they block for up to the length of a
+        lease, so they run in threads. Calls that have not ended within `within` seconds continue in these threads while
+        the process lives."""
         released = asyncio.create_task(self._store_thread.call(_do_nothing))  # runs after all releases
         tasks = [released]
         if not self._left_running:
@@ -173,7 +177,7 @@ class InboxWorker:
                 self._loop.call_soon_threadsafe(self._stopped.set)
 
     def wake(self) -> None:
-        """Poll the store now, because an event was admitted. May be called from any thread."""
+        """Make the worker poll the store now, because an event was admitted. May be called from any thread."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._woken.set)
@@ -199,10 +203,10 @@ class InboxWorker:
     # ── admissions that run at once ───────────────────────────────────────────────────────────────────────
 
     async def admit(self, events: Sequence[Event]) -> list[Outcome]:
-        """Admit events as `Gate.aadmit` does, in the loop in which `work` runs.
+        """Admit events in the same way as `Gate.aadmit`. Must be called in the event loop in which `work` runs.
 
-        An event runs directly, without another request to the store, if no other admitted event of its entity waits
-        and this worker has a free slot."""
+        An event runs directly, without another request to the store, if this worker has a free slot and no other
+        admitted event of the same entity waits."""
         slots, token = min(self._free_slots(), len(events)), object()
         if slots and not PROCESS.enter_now(token, self._max_hold):
             slots = 0
@@ -227,7 +231,7 @@ class InboxWorker:
                 self._poll_for(item.outcome.event.entity)
 
     def _free_slots(self) -> int:
-        """How many events of an admission may run directly."""
+        """Returns how many events of an admission may run directly."""
         if self._dispatcher is None or self._stopping or self._has_no_thread:
             return 0
         return max(0, self._dispatcher.room - self._admitting)
@@ -242,8 +246,8 @@ class InboxWorker:
         return True
 
     def _poll_for(self, entity: str | None) -> None:
-        """Let the worker poll the store for a new event: when the running event of its entity has ended, if there is
-        one, otherwise now."""
+        """Make the worker poll the store for a new event of this entity. If an event of this entity runs here, the
+        worker polls after that event has ended. Otherwise it polls now."""
         if entity in self._running_entities:
             self._running_entities[entity] = True
         elif self._dispatcher is not None:
@@ -256,7 +260,7 @@ class InboxWorker:
         if self._suspects and time.monotonic() >= self._next_suspect_turn:
             await self._run_suspects(dispatcher)
         await self._wait_for_room(dispatcher, 1 + self._admission_slots)
-        if self._has_no_thread and not self._stopping:  # another process can run the waiting events
+        if self._has_no_thread and not self._stopping:  # leave the waiting events to other processes
             await self._wait()
             return
         token = object()
@@ -280,24 +284,26 @@ class InboxWorker:
 
     @property
     def _has_no_thread(self) -> bool:
-        """Whether hung handlers occupy every thread, so that no event that is taken could start."""
+        """Whether hung handlers occupy all threads. In this case an event that is taken could not start."""
         return self._is_plain and self._engine.async_runner.threads.left == 0
 
     async def _wait(self) -> None:
         await first_of(self._woken.wait(), self._stopped.wait(), within=self._pause)
 
     async def _wait_for_room(self, dispatcher: Dispatcher[Job], least: int, until: float = inf) -> None:
-        """Wait for this many free slots, at most until this time of the monotonic clock or until the worker stops."""
+        """Wait until the dispatcher has `least` free slots. Stops waiting at the time `until` (monotonic clock), or
+        when the worker stops."""
         while not self._stopping and dispatcher.room < least:
             left = until - time.monotonic()
             if left <= 0:
                 break
             await first_of(dispatcher.room_for(least), self._stopped.wait(), within=None if left == inf else left)
 
-    async def _take(self, most: int, *, without_suspects: bool = False) -> list[Job]:
-        """Take events that may run now; [] if the store fails or the worker is stopped first."""
+    async def _take(self, limit: int, *, without_suspects: bool = False) -> list[Job]:
+        """Take up to `limit` events that may run now. Returns [] if the store fails, or if the worker is stopped before
+        the store answers."""
         try:
-            jobs = await self._take_in_thread(most, without_suspects)
+            jobs = await self._take_in_thread(limit, without_suspects)
         except Exception as error:  # noqa: BLE001  # one failed poll must not end the worker
             reason = str(error) if isinstance(error, StoreError) else loggable_error(error)
             self._observers.notify("inbox.failed", detail=reason)
@@ -312,10 +318,11 @@ class InboxWorker:
         self._counts["received"] += len(jobs)
         return jobs
 
-    async def _take_in_thread(self, most: int, without_suspects: bool) -> list[Job] | None:
-        """The jobs; None if the worker is stopped before the store answers. In that case, and if this coroutine is
-        cancelled, the jobs are released when the store answers."""
-        taking = self._store_thread.submit(self._take_now, most, without_suspects)
+    async def _take_in_thread(self, limit: int, without_suspects: bool) -> list[Job] | None:
+        """Take up to `limit` events in the store thread. Returns None if the worker is stopped before the store
+        answers. If the worker is stopped or this coroutine is cancelled, the jobs are released when the store
+        answers."""
+        taking = self._store_thread.submit(self._take_now, limit, without_suspects)
         try:
             await first_of(_end_of(taking), self._stopped.wait())
         except BaseException:
@@ -326,9 +333,10 @@ class InboxWorker:
         self._store_thread.submit(self._release_taken, taking)
         return None
 
-    def _take_now(self, most: int, without_suspects: bool) -> list[Job]:
-        """Suspects are released at once: a suspect that is held while the process dies loses one more attempt."""
-        jobs = self._engine.claimer.take(most, in_order=True)
+    def _take_now(self, limit: int, without_suspects: bool) -> list[Job]:
+        """Take up to `limit` events. With `without_suspects`, the suspects among them are released at once: if the
+        process died while it holds a suspect, the suspect would lose one more attempt."""
+        jobs = self._engine.claimer.take(limit, in_order=True)
         if not without_suspects:
             return jobs
         suspects = [job for job in jobs if job.runs_alone]
@@ -368,8 +376,10 @@ class InboxWorker:
         return "go_on"
 
     def _ended(self, job: Job) -> None:
-        """Poll for the next event of the entity: at once if one is known to wait. Another process may have admitted
-        one, so otherwise poll soon; a poll after every event would cost more than the event itself."""
+        """Make the worker poll for the next event of the entity. The worker polls at once if the job was taken from the
+        store, or if another event of the entity was admitted here while the job ran. Otherwise another process may have
+        admitted an event of the entity, so the worker polls a little later. A poll after every event would cost more
+        than the event itself."""
         self._in_hand.discard(job.key.digest)
         if not job.run_now or self._running_entities.pop(job.event.entity or "", False):
             self._woken.set()
@@ -405,7 +415,8 @@ class InboxWorker:
         self._next_suspect_turn = now + max(now - begun, pause)
 
     async def _run_suspect_turn(self, dispatcher: Dispatcher[Job], begun: float) -> None:
-        """Run suspects one after the other. A suspect that does not end within the bound continues beside others."""
+        """Run suspects one after the other. A suspect that does not end within `GateConfig.alone_bound` continues while
+        other events run."""
         while self._suspects and not self._stopping:
             jobs = await self._take(1)
             self._start(dispatcher, jobs)
@@ -415,8 +426,8 @@ class InboxWorker:
                 break
 
     async def _wait_for_suspect_turn(self, dispatcher: Dispatcher[Job], *, found_others: bool) -> None:
-        """Every poll takes and releases the suspects, so polls are less frequent while there are suspects. Their turn
-        comes at once if there is nothing else to do."""
+        """Wait before the next poll while there are suspects. Every poll takes and releases all suspects, so the worker
+        polls less often. If there are no other events, the turn of the suspects begins at once."""
         is_idle = not found_others and not dispatcher.in_hand and not self._admitting
         if is_idle and not self._has_waited_in_vain:
             self._next_suspect_turn = 0.0
@@ -435,12 +446,14 @@ class InboxWorker:
             self._store_thread.submit(self._release, unstarted)
 
     def _release_taken(self, taking: Future[list[Job]]) -> None:
-        """Release the events of a take that was abandoned. Runs in the store thread after the take, so it has ended."""
+        """Release the events of a take that was abandoned. This runs in the store thread after the take, so the take
+        has ended."""
         if taking.exception() is None:
             self._release(taking.result())
 
     def _release(self, jobs: Sequence[Job]) -> None:
-        """Release claims, with retries until the leases end: an attempt that was never made must not count."""
+        """Release claims, with retries until the leases end. Without a release, an attempt that never started would
+        count."""
         pauses = Backoff(*_RELEASE_RETRY)
         while jobs := self._engine.runner.release_unstarted(jobs):
             time.sleep(pauses.next_pause())
@@ -452,7 +465,7 @@ async def _end_of(future: Future[Any]) -> None:
 
 
 def _do_nothing() -> None:
-    """A call whose end shows that the calls before it have ended."""
+    """When this call has ended, all calls that were submitted before it have ended."""
 
 
 class Inboxes:
@@ -468,7 +481,7 @@ class Inboxes:
         with stopped_by_signals(self.stop):
             tasks = [asyncio.create_task(worker.work()) for worker in self._workers]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.stop()  # a worker was stopped or has failed: the others end too
+            self.stop()  # one worker was stopped or has failed, so stop the other workers too
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -480,8 +493,8 @@ class Inboxes:
 
     @property
     def figures(self) -> Figures:
-        each = [asdict(worker.figures) for worker in self._workers]
-        return Figures(**{name: sum(figures[name] for figures in each) for name in asdict(Figures())})
+        all_figures = [asdict(worker.figures) for worker in self._workers]
+        return Figures(**{name: sum(figures[name] for figures in all_figures) for name in asdict(Figures())})
 
     @property
     def left_running(self) -> int:

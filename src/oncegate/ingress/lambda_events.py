@@ -1,4 +1,4 @@
-"""The invocations of a Lambda function: which events they contain, and how each kind is answered.
+"""This module reads the events of a Lambda invocation, and builds the answer for each kind of invocation.
 
 BatchInvocation      SQS, Kinesis and DynamoDB streams, by an event         the records to deliver again
                      source mapping or a pipe
@@ -8,7 +8,7 @@ HttpInvocation       API Gateway, a function URL, a load balancer           an H
 DirectInvocation     everything else: EventBridge, SNS, Amazon MQ,          a result, or the invocation fails
                      arrays of events, destinations, Kafka by a pipe
 
-`unknown_source` finds invocations by AWS services that are none of these.
+`unknown_source` recognises invocations of AWS services that are of none of these kinds.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ _STREAM_LANE: Final = "stream"
 _UNNAMED: Final = "A record has no id, so it cannot be reported as failed: the whole batch has to be delivered again."
 _HEALTH_CHECK: Final = "a health check of a load balancer (ELB-HealthChecker) is not an event; send events with POST"
 _LONGEST_SOURCE: Final = 100
-# Services that invoke a function with something that is not an event, and the members by which each is recognised.
+# AWS services whose invocations are not events, and the members by which each service is recognised.
 _FOREIGN: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     ("VPC Lattice", (("requestContext", "serviceNetworkArn"),)),
     ("VPC Lattice", (("requestContext", "targetGroupArn"),)),
@@ -60,10 +60,10 @@ _FOREIGN: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 
 
 class LambdaRecord(Struct, frozen=True):
-    """One record of an invocation: its events, and the name by which AWS knows it.
+    """One record of an invocation: its events, and the `name` that identifies the record in the answer to AWS.
 
-    Events of one `lane` run one after the other, and stop at the first one that is not acknowledged. Events without a
-    lane run independently.
+    Events of the same `lane` run one after the other. If an event is not acknowledged, the later events of its lane do
+    not run. Events without a lane run independently.
     """
 
     events: list[Event]
@@ -72,9 +72,11 @@ class LambdaRecord(Struct, frozen=True):
 
 
 class Invocation(ABC):
-    """`keeps`: an event that is rejected for good is stored as a dead letter before the answer, because the platform
-    would drop it. `ours`: the platform does not count attempts, so `max_attempts` applies. `trusted`: the events come
-    from inside AWS, from a queue or a bus, and not from an HTTP client."""
+    """One kind of invocation.
+
+    `keeps` means that an event that is rejected permanently is stored as a dead letter before the answer, because the
+    platform would drop the event. `ours` means that the platform does not count attempts, so `max_attempts` applies.
+    `trusted` means that the events come from inside AWS, from a queue or a bus, and not from an HTTP client."""
 
     keeps = True
     ours = False
@@ -85,14 +87,14 @@ class Invocation(ABC):
 
     @abstractmethod
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
-        """The return value of the function, given the outcomes of each record. Raises NotTaken if the invocation has to
-        fail."""
+        """Returns the return value of the Lambda function. `outcomes` has the outcomes of each record. Raises NotTaken
+        if the invocation has to fail."""
 
 
 def invocation_of(event: Any, read: Read, *, kafka_reports: bool = False) -> Invocation:
-    """The kind of this invocation. Never raises: anything unrecognised is a direct event, readable or not. A Kafka
-    batch is direct unless `kafka_reports`: a mapping that does not read reports would lose a failed record, so the
-    invocation must fail."""
+    """Returns the invocation for this event. Never raises: an event that is not recognised is a direct invocation, even
+    if the event is unreadable. A Kafka batch is a direct invocation if `kafka_reports` is False. In this case a batch
+    with a failed record must fail as a whole, because a mapping that does not read reports would lose the record."""
     if isinstance(event, list) and event and all(map(_is_record, event)):
         return BatchInvocation([_record_of_pipe(record, read) for record in event])
     if isinstance(event, dict) and "detail-type" not in event:
@@ -118,8 +120,9 @@ def invocation_of(event: Any, read: Read, *, kafka_reports: bool = False) -> Inv
 
 
 def unknown_source(event: Any) -> str | None:
-    """The AWS service that sent this invocation, if no carrier can read it; else None, as for an event of the user.
-    If such an invocation were read as one plain event, it would be acknowledged whatever it contains."""
+    """Returns the AWS service that sent this invocation, if no carrier can read the invocation. Returns None for all
+    other invocations, such as an event of the user. If such an invocation were read as a plain event, it would be
+    acknowledged regardless of its content."""
     if isinstance(event, list):
         return next((source for record in event if (source := _unread_source(record)) is not None), None)
     if not isinstance(event, dict) or "detail-type" in event:
@@ -131,7 +134,8 @@ def unknown_source(event: Any) -> str | None:
 
 
 def _unread_source(record: Any) -> str | None:
-    """The `eventSource` of a record or batch that AWS sent and that no carrier can read."""
+    """Returns the `eventSource` of a record or batch that AWS sent and that no carrier can read; None for other
+    records."""
     if not isinstance(record, dict):
         return None
     source = text(record.get("eventSource")) or text(record.get("EventSource"))
@@ -141,8 +145,8 @@ def _unread_source(record: Any) -> str | None:
 
 
 def _unread_container(event: dict[str, Any]) -> str | None:
-    """The source of `Records`, or of `records` by partition, none of which can be read. A document with an id is an
-    event of the user."""
+    """Returns the source of `Records`, or of `records` by partition, if none of the records can be read; otherwise
+    None. A document with an id is an event of the user, so the result is None."""
     if "id" in event or "eventId" in event:
         return None
     records = event.get("Records")
@@ -170,7 +174,7 @@ def _is_readable(record: Any) -> bool:
 
 
 class BatchInvocation(Invocation):
-    """The platform has its own dead-letter queue, so nothing is stored as a dead letter here."""
+    """A batch of records. The platform has its own dead-letter queue, so no dead letters are stored here."""
 
     keeps = False
 
@@ -179,9 +183,9 @@ class BatchInvocation(Invocation):
         self._from_stream = from_stream
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
-        """The names of the records that were not acknowledged; of each lane of a stream only the first one, where the
-        stream restarts. Raises NotTaken for a record without a name: AWS takes an empty name for success, and a wrong
-        name as a failure of the whole batch."""
+        """Returns the names of the records that were not acknowledged. For each lane of a stream, only the first of
+        these records is returned: the stream restarts at this record. Raises NotTaken if a record without a name was
+        not acknowledged. AWS would treat an empty name as success, and a wrong name as a failure of the whole batch."""
         failed = [record for record, found in zip(self.records, outcomes, strict=True) if not _all_acked(found)]
         if self._from_stream:
             failed = list({record.lane: record for record in reversed(failed)}.values())[::-1]
@@ -214,7 +218,8 @@ def _record_of_mapping(record: Any, read: Read) -> LambdaRecord:
 
 
 def _record_of_pipe(record: Any, read: Read) -> LambdaRecord:
-    """A pipe names stream records by their event id, and a mapping by their sequence number."""
+    """Returns the record of a pipe. A pipe identifies stream records by their event id. An event source mapping
+    identifies them by their sequence number."""
     mapped = _record_of_mapping(record, read)
     return replace(mapped, name=text(record.get("eventID"))) if _is_stream_record(record) else mapped
 
@@ -224,7 +229,8 @@ def _is_kafka_record(record: Any) -> bool:
 
 
 def _records_of_kafka(event: dict[str, Any], read: Read) -> list[LambdaRecord]:
-    """The records of a Kafka batch, with one lane for each partition: a partition restarts at the reported offset."""
+    """Returns the records of a Kafka batch. Each partition has one lane, because a partition restarts at the reported
+    offset."""
     return [
         LambdaRecord(read({**event, "records": {partition: [record]}}), _offset(partition, record), partition)
         for partition, records in event["records"].items()
@@ -238,7 +244,8 @@ def _offset(partition: str, record: Any) -> dict[str, Any] | None:
 
 
 def _is_fifo(record: dict[str, Any]) -> bool:
-    """Messages of a standard queue may have groups too, but these imply no order."""
+    """Whether the record comes from a FIFO queue. Messages of a standard queue may have groups too, but these groups do
+    not define an order."""
     arn = text(record.get("eventSourceARN"))
     return arn is None or arn.endswith(".fifo")
 
@@ -247,8 +254,9 @@ def _is_fifo(record: dict[str, Any]) -> bool:
 
 
 class FirehoseInvocation(Invocation):
-    """Every record goes on to its destination unchanged; failed records go to the error output of the stream.
-    Duplicates go on too: if the answer to the first delivery was lost, a dropped duplicate would be missing."""
+    """A Firehose transformation. Each acknowledged record is passed to its destination unchanged. Failed records go to
+    the error output of the stream. Duplicates are passed to the destination, too. If the answer to the first delivery
+    was lost and the duplicate were dropped, the destination would never get the record."""
 
     keeps = False
 
@@ -274,7 +282,7 @@ class FirehoseInvocation(Invocation):
 
 
 class HttpInvocation(Invocation):
-    """Anyone may call the address of a function, so answers contain no text of exceptions."""
+    """An HTTP request. Any client may call the URL of a function, so answers contain no text of exceptions."""
 
     ours = True
     trusted = False
@@ -294,23 +302,23 @@ class HttpInvocation(Invocation):
 
 
 def http_response(answer: HttpAnswer) -> dict[str, Any]:
-    """An answer in the format of API Gateway, function URLs and load balancers."""
+    """Returns an answer in the format of API Gateway, function URLs and load balancers."""
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return {"statusCode": answer.code, "headers": headers, "body": answer.body.decode(), "isBase64Encoded": False}
 
 
 class SignedRequest(Struct, frozen=True):
-    """A request whose signature is valid: the invocation without its headers, which are not signed, and the id that
-    was signed with the body, if there is one."""
+    """A request whose signature is valid. `event` is the invocation without its headers, because the headers are not
+    signed. `id` is the id that was signed together with the body; None if there is no such id."""
 
     event: Any
     id: str | None = None
 
 
 def verify_request(event: Any, verifier: "Verifier", now: int) -> SignedRequest | tuple[int, str]:
-    """The request if its signature is valid, else the HTTP status and the reason. A WebSocket message has no headers,
-    so its signature is never valid. An invocation that is not an HTTP request is returned unchanged: AWS controls who
-    may send it."""
+    """Returns the request if its signature is valid; otherwise the HTTP status and the reason. A WebSocket message has
+    no headers, so it never has a valid signature. An invocation that is not an HTTP request is returned unchanged,
+    because AWS controls who may send it."""
     if not is_invocation(event):
         return SignedRequest(event)
     try:
@@ -337,7 +345,8 @@ def _signed_body(event: dict[str, Any]) -> bytes:
 
 
 class DirectInvocation(Invocation):
-    """For an asynchronous invocation AWS ignores the result, and delivers again only if the invocation fails."""
+    """All other invocations. AWS ignores the result of an asynchronous invocation, and delivers the event again only if
+    the invocation fails."""
 
     def answer(self, outcomes: list[list[Outcome]]) -> dict[str, Any]:
         found = [outcome for record in outcomes for outcome in record]
@@ -369,5 +378,5 @@ def _all_acked(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _not_taken(outcomes: list[list[Outcome]]) -> list[Outcome]:
-    """The outcomes that are neither acknowledged nor stored as dead letters."""
+    """Returns the outcomes of events that are neither acknowledged nor stored as dead letters."""
     return [outcome for found in outcomes for outcome in found if not outcome.acked and outcome.kept is None]

@@ -1,7 +1,7 @@
-"""Run the events of a Lambda invocation through a gate, within the time of the invocation.
+"""This module takes the events of a Lambda invocation through a gate, within the time of the invocation.
 
-Lambda freezes the process after the answer and may never resume it. So nothing is left for later: before the handler
-returns, every claim is settled or released, the log is written and the observers have been called.
+Lambda freezes the process after the answer and may never resume it. So no work is done after the answer. Before the
+handler returns, every claim is settled or released, the log is written and the observers have been called.
 """
 
 import threading
@@ -36,7 +36,8 @@ from oncegate.ingress.lambda_events import (
 if TYPE_CHECKING:
     from oncegate.signatures import Verifier
 
-# Lambda retries an asynchronous invocation after a minute. If the first one was killed, its lease must have ended.
+# Lambda retries an asynchronous invocation after a minute. If the first invocation was killed, its leases must have
+# ended before the retry.
 _LONGEST_LEASE: Final = 50_000_000  # microseconds
 _LEASE_SLACK: Final = 2  # seconds by which a lease outlasts the invocation
 _SECOND: Final = 1_000_000
@@ -48,8 +49,8 @@ _BEHIND: Final = "an earlier event of its group or partition must be taken first
 
 
 class _Time(Struct, frozen=True):
-    """The time left of an invocation in microseconds, and the time of the boot clock until which handlers may start.
-    Both are None without a context."""
+    """The time of an invocation. `left` is the remaining time in microseconds. `start_by` is the time on the boot clock
+    from which handlers must not start any more. Both are None if Lambda passed no context."""
 
     left: int | None
     start_by: int | None
@@ -92,7 +93,7 @@ class LambdaHandler:
         self._allow_unknown_sources = allow_unknown_sources
         self._loop = _Loop()
         if is_coroutine(function):
-            import asyncio  # noqa: F401  # during the cold start, which has a full CPU, not with the first event
+            import asyncio  # noqa: F401  # import it during the cold start, which has a full CPU
 
     def __call__(self, event: Any, context: Any = None) -> dict[str, Any]:
         time = self._time(context)
@@ -126,7 +127,8 @@ class LambdaHandler:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _time(self, context: Any) -> _Time:
-        """The reserve is at most half of the time left, so that a short invocation can still start handlers."""
+        """Returns the time of this invocation. At most half of the remaining time is reserved, so that a short
+        invocation can still start handlers."""
         remaining = getattr(context, "get_remaining_time_in_millis", None)
         if remaining is None:
             return _Time(None, None)
@@ -134,8 +136,9 @@ class LambdaHandler:
         return _Time(left, self._engine.boot() + left - min(self._reserve, left // 2))
 
     def _engine_for(self, invocation: Invocation, time: _Time) -> Engine:
-        """An engine whose leases end soon after the invocation, so that the next delivery does not find a claim of an
-        invocation that was killed. Leases are in whole seconds: a few engines then serve all invocations."""
+        """Returns an engine whose leases end soon after the invocation. If the invocation is killed, its claims have
+        then ended before the next delivery. The leases are in whole seconds, so that a small number of engines is
+        enough for all invocations."""
         config = self._engine.config
         lease = min(config.lease, _LONGEST_LEASE)
         if time.left is not None:
@@ -150,17 +153,18 @@ class LambdaHandler:
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _run_lanes(self, invocation: Invocation, time: _Time) -> list[Outcome]:
-        """Run all events in rounds: the first event of each lane, then the second, and so on. Returns one outcome for
-        each event, in order. A lane stops at an event that has to be delivered again. An event that is rejected for
-        good and stored as a dead letter does not stop its lane."""
+        """Run all events in rounds: the first event of each lane, then the second event of each lane, and so on.
+        Returns one outcome for each event, in order. A lane stops at an event that has to be delivered again. An event
+        that is rejected permanently and stored as a dead letter does not stop its lane."""
         engine = self._engine_for(invocation, time)
         events = [event for record in invocation.records for event in record.events]
         lanes = _lanes(invocation.records)
         outcomes: dict[int, Outcome] = {}
-        # In mark_first mode a claim completes before its handler runs. So claim one at a time: the time may end.
-        at_once = 1 if engine.config.marks_first else None
+        # In mark_first mode an event is completed before its handler runs. The time of the invocation may end before
+        # the handlers of all claimed events have started, so events are claimed one at a time.
+        claims_per_round = 1 if engine.config.marks_first else None
         while lanes:
-            names = list(islice(lanes, at_once))
+            names = list(islice(lanes, claims_per_round))
             heads = [lanes[name].popleft() for name in names]
             found = self._run([events[index] for index in heads], engine, time, invocation)
             if invocation.keeps:
@@ -183,8 +187,8 @@ class LambdaHandler:
         return engine.run_batch(identified, self._handle)
 
     def _handle(self, event: Event) -> Any:
-        """Call the handler. A failure is logged with its stack, but without its message, which may contain parts of
-        the payload; the gate stores the message with the event."""
+        """Call the handler. A failure is logged with its stack. The message of the exception is not logged, because it
+        may contain parts of the payload. The gate stores the message with the event."""
         try:
             result = self._function(event)
             return self._loop.run(result) if hasattr(type(result), "__await__") else result
@@ -205,13 +209,14 @@ class LambdaHandler:
             self._write_line("INFO", **fields_of(outcome, self._engine.config.namespace), request_id=request_id)
 
     def _write_line(self, level: str, **fields: Any) -> None:
-        """Write JSON to stdout, with `level` and `timestamp` as Lambda expects them. Lambda's own logging handler was
-        rejected: it drops lines below WARNING and puts a prefix before the JSON."""
+        """Write JSON to stdout, with the fields `level` and `timestamp` in the format of Lambda's JSON logs. The
+        logging handler of Lambda was rejected, because it drops lines below WARNING and puts a prefix before the
+        JSON."""
         write_line({"level": level, "timestamp": spelt(self._wall()), **fields})
 
 
 def _lanes(records: Sequence[LambdaRecord]) -> dict[object, deque[int]]:
-    """The indexes of the events by lane. An event without a lane has one of its own."""
+    """Returns the indexes of the events by lane. Each event without a lane gets a separate lane."""
     lanes: dict[object, deque[int]] = {}
     index = 0
     for record in records:
@@ -222,14 +227,15 @@ def _lanes(records: Sequence[LambdaRecord]) -> dict[object, deque[int]]:
 
 
 class _Loop:
-    """One event loop for the async handlers of all invocations: clients that a handler keeps are bound to it."""
+    """One event loop for the async handlers of all invocations. A client that a handler keeps between invocations is
+    bound to its event loop, so all invocations use the same loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runner: Any = None
 
     def run(self, awaitable: Any) -> Any:
-        import asyncio  # lazy: it slows down the cold start of functions with plain handlers
+        import asyncio  # imported here because it slows down the cold start of functions with plain handlers
 
         with self._lock:
             if self._runner is None:

@@ -1,4 +1,4 @@
-"""Stop a worker by signals, and log an outage once when it begins and once when it ends."""
+"""This module stops a worker by signals, and logs an outage once when it begins and once when it ends."""
 
 import asyncio
 import logging
@@ -20,8 +20,8 @@ _log: Final = logging.getLogger("oncegate.work")
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` in the running loop on SIGTERM and Ctrl-C. Outside the main thread, where Python allows no signal
-    handlers, this does nothing."""
+    """Call `stop` in the running event loop on SIGTERM and Ctrl-C. Does nothing outside the main thread, because Python
+    allows signal handlers only in the main thread."""
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -53,8 +53,8 @@ class OutageLogger:
         return max(0.0, (self._paused_until - self._boot()) / 1e6)
 
     def failed(self, reason: str) -> None:
-        """Record a failure. Failures during a pause belong to requests that were already under way, and do not make
-        the pause longer."""
+        """Record a failure. A failure during a pause belongs to a request that was sent before the pause, so it does
+        not make the pause longer."""
         now = self._boot()
         if now < self._paused_until:
             return
@@ -64,7 +64,7 @@ class OutageLogger:
         self._paused_until = now + int(self._backoff.next_pause())
 
     def succeeded(self, what: str) -> None:
-        """Record a success, which ends an outage. `what` says what works again."""
+        """Record a success. A success ends an outage. `what` describes what works again."""
         if self._began_at is not None:
             _log.warning("%s again, after %s", what, spoken(self._boot() - self._began_at))
             self._began_at, self._paused_until = None, 0

@@ -1,4 +1,5 @@
-"""The interface of a worker (of a queue or of the inbox), and the parts of a gate that a worker needs."""
+"""This module defines the interface of a worker, and the parts of a gate that a worker needs. There are workers for
+queues and for the inbox."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,9 +14,9 @@ from oncegate.gate.observers import Observers
 
 
 class Figures(Struct, frozen=True):
-    """Totals since the worker was created, and the number of events that it holds now (`in_hand`).
+    """The counters of a worker since it was created. `in_hand` is the number of events that wait or run now.
 
-    `received` counts messages of a queue or events of the inbox; the other totals count events.
+    `received` counts messages of a queue or events of the inbox. The other counters count events.
     """
 
     received: int = 0
@@ -33,7 +34,7 @@ class Worker(Protocol):
         if the queue cannot be used."""
 
     def stop(self) -> None:
-        """Receive nothing more, finish the events in hand and return from `run`. May be called from any thread."""
+        """Stop receiving, finish the events that run, and make `run` return. May be called from any thread."""
 
     @property
     def figures(self) -> Figures: ...
@@ -44,7 +45,8 @@ class Worker(Protocol):
 
 
 class WorkerContext(Struct, frozen=True):
-    """The parts of a gate that a worker uses. `read` finds the events of a payload; `identify` computes a key."""
+    """The parts of a gate that a worker uses. `read` returns the events of a payload. `identify` computes the key of an
+    event."""
 
     engine: Engine
     read: Callable[[Any], list[Event]]

@@ -1,4 +1,4 @@
-"""Address of an SQS queue, requests to it, and batches of requests with retries."""
+"""This module parses the address of an SQS queue, sends requests to the queue, and sends batches with retries."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 _URL: Final = re.compile(r"https?://[^/?#@\s]+/[^?#@\s]*")
 _AWS_HOST: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"]
-_READ_SLACK: Final = 10.0  # seconds that an answer may take beyond the wait of a long poll
+_READ_SLACK: Final = 10.0  # seconds that an answer may take in addition to the wait of a long poll
 _HINTS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
 
 
@@ -30,7 +30,7 @@ _HINTS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/
 
 
 class QueueAddress(Struct, frozen=True):
-    """The name of a queue, and its URL if that was given. Credentials are never part of an address: botocore finds
+    """The name of a queue, and its URL if the user gave a URL. An address never contains credentials: botocore finds
     them."""
 
     name: str
@@ -44,13 +44,14 @@ class QueueAddress(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The queue and where it is, for messages."""
+        """The name and the location of the queue, for messages to people."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
         return f"the SQS queue {self.name} ({where})" if where else f"the SQS queue {self.name}"
 
 
 def read_address(text: str) -> QueueAddress:
-    """Parse `sqs://NAME`, `sqs://https://…` or the URL that AWS shows, each with `?region=` and `&endpoint=`."""
+    """Parse `sqs://NAME`, `sqs://https://…` or the URL that AWS shows. Each form may have the options `region` and
+    `endpoint`, as in `?region=…&endpoint=…`. Raises SettingError."""
     bare, _, query = text.removeprefix(_SCHEME).partition("?")
     options = dict(parse_qsl(query))
     if unknown := sorted(options.keys() - set(OPTIONS)):
@@ -67,7 +68,8 @@ def read_address(text: str) -> QueueAddress:
 
 
 def _read_https(url: str, region: str | None, endpoint: str | None) -> QueueAddress:
-    """A URL of AWS contains the region. Any other URL is that of an emulator or a proxy, which is then the endpoint."""
+    """Parse the URL of a queue. A URL of AWS contains the region. Any other URL belongs to an emulator or a proxy, and
+    its host is used as the endpoint."""
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
     if not _NAME.fullmatch(name):
@@ -98,8 +100,8 @@ class FailedEntry(Struct, frozen=True):
 
 
 class SqsClient:
-    """Requests to one queue, without retries; each raises QueueError. Thread-safe. `wait` (the longest poll) and
-    `visibility` are in seconds."""
+    """Sends requests to one queue, without retries. Each request raises QueueError if it fails. Thread-safe. `wait` is
+    the longest wait of a poll. `wait` and `visibility` are in seconds."""
 
     def __init__(self, address: QueueAddress, *, wait: int, visibility: int, connections: int) -> None:
         self.place = address.place
@@ -111,7 +113,7 @@ class SqsClient:
         self._url = address.url or ""
 
     def open(self) -> bool:
-        """Connect to the queue. Returns whether it has a redrive policy, that is, a dead-letter queue."""
+        """Connect to the queue. Returns whether the queue has a redrive policy, which names its dead-letter queue."""
         try:
             self._client = create_client(
                 "sqs",
@@ -136,13 +138,13 @@ class SqsClient:
         if self._client is not None:
             self._client.close()
 
-    def receive(self, most: int, wait: int) -> list[dict[str, Any]]:
-        """Receive up to `most` messages. Waits up to `wait` seconds for the first one."""
+    def receive(self, limit: int, wait: int) -> list[dict[str, Any]]:
+        """Receive up to `limit` messages. Waits up to `wait` seconds for the first message."""
         answer = self._request(
             "ReceiveMessage",
             self._client.receive_message,
             QueueUrl=self._url,
-            MaxNumberOfMessages=most,
+            MaxNumberOfMessages=limit,
             WaitTimeSeconds=wait,
             VisibilityTimeout=self._visibility,
             MessageSystemAttributeNames=_ATTRIBUTES,
@@ -157,7 +159,8 @@ class SqsClient:
         return self._request_batch("DeleteMessage", self._client.delete_message_batch, entries)
 
     def change_visibility(self, handles: Sequence[tuple[str, float]]) -> dict[int, FailedEntry]:
-        """Make up to ten messages visible after so many seconds each. Returns the failures by index."""
+        """Set when up to ten messages become visible. Each entry is a receipt handle and the number of seconds after
+        which its message becomes visible. Returns the failures by index."""
         entries = [
             {"Id": str(index), "ReceiptHandle": handle, "VisibilityTimeout": ceil(seconds)}
             for index, (handle, seconds) in enumerate(handles)
@@ -190,17 +193,17 @@ class SqsClient:
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────
 
 _Entry = TypeVar("_Entry")
-_LINGER: Final = 0.02  # seconds that an entry waits for others
+_LINGER: Final = 0.02  # seconds that an entry waits for more entries of the same request
 _TRIES: Final = 6
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 
 
 class BatchSender(Generic[_Entry]):
-    """Collects entries for requests of up to ten, sends them, and retries the entries that fail.
+    """Collects entries into requests of up to ten entries, sends the requests, and retries the entries that fail.
 
-    `send` gets up to ten entries and returns the failures by index. `done` is called once for each entry: with None
-    after a success, with the reason after the last failure.
+    `send` is called with up to ten entries and returns the failures by index. `done` is called once for each entry:
+    with None after a success, or with the reason after the last failure.
     """
 
     def __init__(
@@ -222,7 +225,7 @@ class BatchSender(Generic[_Entry]):
             self._timer = asyncio.get_running_loop().call_later(_LINGER, self._begin)
 
     async def flush(self, within: float) -> None:
-        """Wait until every entry is done, for at most so many seconds."""
+        """Wait until every entry was sent or has finally failed, for at most `within` seconds."""
         if self._waiting:
             self._begin()
         if self._sending:
@@ -246,7 +249,7 @@ class BatchSender(Generic[_Entry]):
             await asyncio.sleep(backoff.next_pause())
 
     async def _send_once(self, entries: list[_Entry], *, is_last: bool) -> list[_Entry]:
-        """Returns the entries to send again."""
+        """Send the entries once. Returns the entries to send again."""
         try:
             failures = await self._send(entries)
         except QueueError as error:

@@ -1,4 +1,4 @@
-"""SQS messages that a worker holds, and the events in them."""
+"""This module holds the SQS messages that a worker has received, and their events."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ class Message:
         self.name: str = received.get("MessageId", "")
         self.receives = whole(within(received, "Attributes", "ApproximateReceiveCount")) or 1
         self.received_at = now
-        self.unfinished = 0  # events
+        self.unfinished = 0  # the number of events that have not ended
         self.again_after: float | None = None
         self.renew(now, visibility)
 
@@ -52,12 +52,12 @@ class Message:
         self.visible_until = now + visibility
 
     def lose(self) -> None:
-        """Another worker may receive the message now, so no event of it may start here."""
+        """Record that another worker may receive the message now. No event of the message may start here any more."""
         self.visible_until = 0
 
     @property
     def pause(self) -> float:
-        """Seconds before the next delivery after a failure: doubled with each receive."""
+        """The seconds before the next delivery after a failure. The pause doubles with each receive."""
         return pause_after(self.receives, _FIRST_PAUSE, _LONGEST_PAUSE)
 
 
@@ -71,7 +71,7 @@ class MessageEvent:
         self.event = event
         self.item = item
         self.ran = False
-        self.checks = 0  # how often the event was found to be in flight at its publisher
+        self.checks = 0  # how often the event was in flight because its publisher had not completed it yet
         self.lane = ("group", event.evidence.group) if fifo else _lane(event, item)
         self.order = 0 if fifo else _order(event)
 
@@ -82,24 +82,26 @@ class MessageEvent:
 
 
 def _lane(event: Event, item: Identified) -> Hashable | None:
-    """Events of one entity share a lane. Events without an entity share a lane by key: a later copy then finds the
-    first one completed."""
+    """Returns the lane of an event. Events of the same entity share a lane. Events without an entity share a lane if
+    they have the same key, so that a later copy finds the first copy completed."""
     if not isinstance(item, Job):
         return None
     return ("key", item.carried or item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
 
 
 def _order(event: Event) -> int:
-    """The time at which the event occurred, else the time at which it was sent."""
+    """Returns the time at which the event occurred, in microseconds. If this time is not known, returns the time at
+    which the message was sent."""
     at = event.occurred_at or event.evidence.sent_at
     return 0 if at is None else microseconds_of(at)
 
 
 class InFlightMessages:
-    """Keeps received messages hidden from other receivers, then deletes them or makes them visible again.
+    """Keeps received messages hidden from other receivers. Deletes a message or makes it visible again when its events
+    have ended.
 
-    `visibility` is the visibility timeout of one request, and `max_hold` the time for which it is renewed; both are in
-    microseconds.
+    `visibility` is the visibility timeout that one request sets. `max_hold` is the longest time for which the timeout
+    is renewed. Both are in microseconds.
     """
 
     def __init__(self, client: SqsClient, threads: CallThreads, boot: Clock, *, visibility: int, max_hold: int) -> None:
@@ -111,7 +113,7 @@ class InFlightMessages:
         self._messages: dict[Message, None] = {}
         self._deletions = BatchSender(self._delete, self._deleted)
         self._releases = BatchSender(self._release, self._released)
-        # If a message is renewed and released at the same time, it would stay hidden.
+        # If a message were renewed and released at the same time, it could stay hidden.
         self._changing = asyncio.Lock()
         self._may_release = asyncio.Event()
         self._may_release.set()
@@ -122,7 +124,7 @@ class InFlightMessages:
         return message
 
     def end(self, message: Message) -> None:
-        """Delete or release a message, all of whose events have ended."""
+        """Delete or release a message. All events of the message must have ended."""
         if message.again_after is None:
             self._deletions.put(message)
         else:
@@ -137,8 +139,8 @@ class InFlightMessages:
         self._may_release.set()
 
     async def keep_hidden(self) -> None:
-        """Renew the visibility timeout of each message when between a third and half of it has passed, until
-        cancelled."""
+        """Renew the visibility timeouts of all messages until this coroutine is cancelled. Each timeout is renewed when
+        between a third and a half of the timeout has passed."""
         while True:
             await asyncio.sleep(self._visibility / 6e6)
             now = self._boot()
@@ -148,7 +150,7 @@ class InFlightMessages:
                     await self._renew(due[start : start + MAX_BATCH])
 
     async def flush(self, within: float) -> None:
-        """Wait until all ended messages are deleted or released, for at most so many seconds."""
+        """Wait until all ended messages are deleted or released, for at most `within` seconds."""
         await asyncio.gather(self._deletions.flush(within), self._releases.flush(within))
 
     def _is_due(self, message: Message, now: int) -> bool:
@@ -162,7 +164,7 @@ class InFlightMessages:
                 self._client.change_visibility, [(message.handle, seconds) for message in due]
             )
         except QueueError:
-            return  # half of the visibility timeout is left: the next round tries again
+            return  # half of the visibility timeout is left, and the next round tries again
         for index, message in enumerate(due):
             if index not in failures:
                 message.renew(sent_at, self._visibility)

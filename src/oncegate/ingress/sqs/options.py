@@ -1,4 +1,4 @@
-"""Validate the options of an SQS worker."""
+"""This module validates the options of an SQS worker."""
 
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ _MAX_VISIBILITY: Final = 12 * 3_600
 
 
 class SqsOptions(Struct, frozen=True):
-    """`wait` and `visibility` are in whole seconds, as SQS requires; `drain` is in seconds."""
+    """The options of an SQS worker. `wait` and `visibility` are in whole seconds, because SQS requires whole seconds.
+    `drain` is in seconds."""
 
     batch: int
     wait: int
@@ -27,7 +28,7 @@ class SqsOptions(Struct, frozen=True):
 def validate(
     *, batch: int, wait: Duration, visibility: Duration, in_hand: int, receivers: int, drain: Duration
 ) -> SqsOptions:
-    """Raises SettingError for a value that SQS does not allow."""
+    """Returns the checked options. Raises SettingError for a value that is not allowed."""
     messages = _count("batch", batch, MAX_BATCH)
     events = _count("in_hand", in_hand, 100_000)
     return SqsOptions(
@@ -40,15 +41,15 @@ def validate(
     )
 
 
-def _count(name: str, value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SettingError(f"{name}={value!r} must be a whole number from 1 to {most}", settings=[name])
+def _count(name: str, value: Any, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise SettingError(f"{name}={value!r} must be a whole number from 1 to {maximum}", settings=[name])
     return value
 
 
-def _seconds(name: str, value: Duration, most: int) -> int:
+def _seconds(name: str, value: Duration, maximum: int) -> int:
     seconds = -(-microseconds(value, name) // _SECOND)
-    if seconds > most:
-        longest = f"{most}s" if most < 3_600 else f"{most // 3_600}h"
+    if seconds > maximum:
+        longest = f"{maximum}s" if maximum < 3_600 else f"{maximum // 3_600}h"
         raise SettingError(f"{name}={value!r} is too long; the maximum of SQS is {longest}", settings=[name])
     return seconds

@@ -1,7 +1,8 @@
-"""Poll an SQS queue, with as many polls at a time as there are messages and free slots.
+"""The receiver polls an SQS queue. It sends more polls at a time while the queue has many messages and the worker has
+free slots.
 
-A poll that finds nothing stays open and cannot be cancelled. When a worker stops and releases messages, its own open
-polls would receive them again. So long polls are sent only while the worker holds no message.
+A poll that finds no message stays open and cannot be cancelled. When a worker stops, it releases messages, and its own
+open polls would receive these messages again. So long polls are sent only while the worker holds no message.
 """
 
 import asyncio
@@ -22,9 +23,10 @@ SHORT_POLL: Final = 1  # seconds
 
 
 class Receiver:
-    """Polls while the dispatcher has room, and calls `take` with the messages of each poll.
+    """Polls the queue while the dispatcher has room, and calls `take` with the messages of each poll.
 
-    `store_outage` is set by the worker: while the store does not answer, nothing is received.
+    The worker records in `store_outage` whether the store answers. While the store does not answer, no message is
+    received.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class Receiver:
             self._polls_are_full.set()
 
     def abandon(self) -> None:
-        """Release the messages of polls that are still open as soon as these polls return."""
+        """Stop using the polls that are still open. When such a poll returns, its messages are released at once."""
         self._abandoned = True
 
     async def _poll_until(self, stopping: asyncio.Event, *, is_helper: bool) -> None:
-        """The first receiver always polls. The helpers poll while polls return full batches."""
+        """Poll until `stopping` is set. The first receiver always polls. The helpers poll only while polls return full
+        batches."""
         while not stopping.is_set():
             if is_helper:
                 await self._polls_are_full.wait()

@@ -1,10 +1,10 @@
-"""Run the messages of an SQS queue through a gate.
+"""The SQS worker takes the messages of an SQS queue through a gate.
 
 receive ─▶ read ─▶ dispatcher ─▶ gate ─▶ every event acknowledged ─▶ delete the message
                                         └▶ an event not acknowledged ─▶ make the message visible again, after a pause
 
-This worker buries nothing: SQS counts the receives of a message, and moves messages that always fail to the dead-letter
-queue.
+This worker does not bury events. SQS counts the receives of a message, and moves messages that always fail to the
+dead-letter queue.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from oncegate.ingress.worker import Figures, WorkerContext
 
 _log: Final = logging.getLogger("oncegate.work")
 _SENDER_THREADS: Final = 4
-_MAX_SKIPS: Final = 2  # deliveries in which an event may wait for a failed event of its lane
+_MAX_SKIPS: Final = 2  # the deliveries in which an event may be skipped because of a failed event of its lane
 _LONGEST_PAUSE: Final = 12 * 3_600 - 60  # seconds; SQS hides a message for at most 12 hours after its receipt
-_LAST_POLL: Final = SHORT_POLL + 0.5  # seconds that open polls may take when the worker stops
+_LAST_POLL: Final = SHORT_POLL + 0.5  # seconds that the worker waits for open polls when it stops
 _FLUSH_WITHIN: Final = 5.0
-_PUBLISHER_CHECK: Final = 0.1  # seconds between two checks whether the publisher has completed the event
+_PUBLISHER_CHECK: Final = 0.1  # seconds between two checks of whether the publisher has completed the event
 _PUBLISHER_CHECKS: Final = 20
 # Statuses that prove that the store has answered. A duplicate may come from the completion cache.
 _STORE_ANSWERED: Final = ("processed", "failed", "in_flight")
@@ -54,7 +54,7 @@ class SqsWorker:
         self._handler = handler
         self._options = options
         self._context = context
-        # All names from the start: other threads read the counter, so it must not grow meanwhile.
+        # The counter has all names from the start: other threads read it, so no name may be added during a read.
         self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
         self._session: SqsSession | None = None
@@ -128,7 +128,8 @@ class SqsSession:
         self._messages = InFlightMessages(
             self._client, self._threads, boot, visibility=visibility, max_hold=config.max_hold
         )
-        # No more plain handlers than threads: an event that waits for a thread would hold its claim meanwhile.
+        # At most one plain handler for each thread: an event that waits for a thread would hold its claim while it
+        # waits.
         concurrency = min(options.in_hand, config.threads if self._is_plain else config.max_in_hand)
         self._dispatcher = Dispatcher(self._run, self._give_back, most=options.in_hand, at_work=concurrency)
         self._receiver = Receiver(self._client, self._threads, boot, options, self._dispatcher, self._take)
@@ -141,7 +142,8 @@ class SqsSession:
         return self._dispatcher.in_hand
 
     def stop(self) -> None:
-        """Stop receiving and drain. A second call ends the wait for handlers. Must be called in the loop."""
+        """Stop receiving and drain. A second call ends the wait for running handlers. Must be called in the event
+        loop."""
         if self._stopping.is_set():
             self._hurried.set()
         self._stopping.set()
@@ -201,7 +203,8 @@ class SqsSession:
                 self._messages.end(message)
 
     def _end(self, work: MessageEvent, again_after: float | None) -> None:
-        """Record that an event of a message has ended: acknowledged, or to be delivered again after so many seconds."""
+        """Record that an event of a message has ended. If `again_after` is None, the event is acknowledged. Otherwise
+        the message is to be delivered again after `again_after` seconds."""
         message = work.message
         if again_after is not None:
             message.again_after = max(message.again_after or 0, again_after)
@@ -227,15 +230,16 @@ class SqsSession:
         return "go_on"
 
     def _not_acknowledged(self, work: MessageEvent, again_after: float) -> Next:
-        """Have the event delivered again. Later events of its lane are given back, so that they do not overtake it."""
+        """Make SQS deliver the event again. The later events of its lane are given back, so that they do not run before
+        this event."""
         if self._dispatcher.has_waiting(work.lane):
             self._lane_pauses[work.lane] = again_after
         self._end(work, again_after)
         return "give_back"
 
     def _wait_for_store(self, work: MessageEvent, outcome: Outcome) -> Next:
-        """Hold the message until the store answers: released, it would be received again, and SQS would count each
-        receive towards the dead-letter queue."""
+        """Hold the message until the store answers. If the message were released, it would be received again, and SQS
+        would count each receive towards the dead-letter queue."""
         self._receiver.store_outage.failed(f"events cannot be claimed ({outcome.error})")
         work.item = self._identify(work.event)
         return RunAgain(self._receiver.store_outage.pause)
@@ -245,8 +249,9 @@ class SqsSession:
         return item
 
     def _is_being_published(self, work: MessageEvent, outcome: Outcome) -> bool:
-        """Whether the message arrived before its publisher has completed the event, which takes a moment. The message
-        is held meanwhile, so that SQS does not count another receive."""
+        """Prepare another run, and return True, if the message arrived before its publisher has completed the event.
+        The publisher needs a short time for this. The message is held during this time, so that SQS does not count
+        another receive. Returns False after `_PUBLISHER_CHECKS` checks."""
         if outcome.status != "in_flight" or work.event.evidence.handed_key is None or work.checks == _PUBLISHER_CHECKS:
             return False
         work.checks += 1
@@ -263,8 +268,9 @@ class SqsSession:
     def _give_back(self, works: Sequence[MessageEvent]) -> None:
         """End events that were not run because an earlier event of the lane failed, or because the worker stops.
 
-        SQS counts each delivery. An event must not become a dead letter because of another event, so after
-        `_MAX_SKIPS` deliveries it runs out of order; never in a FIFO queue."""
+        SQS counts each delivery, and an event must not become a dead letter because another event fails. So an event
+        that was delivered more than `_MAX_SKIPS` times runs out of order. In a FIFO queue, events never run out of
+        order."""
         for work in works:
             pause = self._lane_pauses.get(work.lane, work.message.pause)
             if self._stopping.is_set():
@@ -277,7 +283,8 @@ class SqsSession:
             self._lane_pauses.pop(lane, None)
 
     def _pause_at_stop(self, work: MessageEvent) -> float:
-        """0, but the lease for a plain handler that still runs, because it cannot be stopped."""
+        """Returns the seconds after which a message is delivered again when the worker stops. This is 0, except if a
+        plain handler still runs. Such a handler cannot be stopped, so the pause is as long as the lease."""
         if not (self._is_plain and work.ran and work.started):
             return 0
         self.left_running += 1
@@ -286,8 +293,8 @@ class SqsSession:
     # ── stopping ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, receiving: asyncio.Task[None]) -> None:
-        """Finish the running events and release the other messages, after open polls have had a moment to end: an
-        open poll would receive a released message."""
+        """Finish the running events, and release the other messages. Before messages are released, the open polls get a
+        short time to end, because an open poll would receive a released message again."""
         self._messages.pause_releases()
         draining = asyncio.create_task(self._dispatcher.drain(self._options.drain))
         await asyncio.wait([receiving], timeout=_LAST_POLL)
@@ -303,8 +310,9 @@ class SqsSession:
 
 
 def _pause(outcome: Outcome, work: MessageEvent) -> float:
-    """Seconds before the next delivery of an event that was not acknowledged: until the lease of the other worker
-    ends or the time that the handler asked for, else a pause that grows with each receive."""
+    """Returns the seconds before the next delivery of an event that was not acknowledged. This is the time until the
+    lease of the other worker ends, or the delay that the handler requested. If neither is known, it is a pause that
+    grows with each receive."""
     due = due_in(outcome)
     return work.message.pause if due is None else min(due, _LONGEST_PAUSE)
 
