@@ -1,9 +1,9 @@
-"""Unwrap a payload into deliveries: one for each event that its carriers (SQS, SNS, Kinesis, HTTP …) contain.
+"""Unwrap a payload into deliveries, one for each event that its carriers (SQS, SNS, Kinesis, HTTP …) contain.
 
-Each family of carriers is a module with MARKERS and `pieces(body)`. A document that has none of the MARKERS is not such
-a carrier. `pieces` returns the contents of a carrier, or None if the document is not one. Contents are unwrapped again,
-so carriers may be nested in any order. Content that cannot be read becomes a delivery with a `problem`; the other
-contents of the carrier are not affected.
+Each family of carriers is a module with MARKERS and `pieces(body)`. MARKERS are names of members. A document that has
+none of these members is not a carrier of the family. `pieces` returns the contents of a carrier, or None if the
+document is not a carrier of the family. Contents are unwrapped again, so carriers may be nested in any order. Content
+that cannot be read becomes a delivery with a `problem`; the other contents of the carrier are not affected.
 """
 
 import re
@@ -22,10 +22,11 @@ _Family = tuple[set[str], Callable[[dict[str, Any]], Iterable[Piece] | None]]
 _FAMILIES: tuple[_Family, ...] = tuple(
     (family.MARKERS, family.pieces) for family in (queues, topics, streams, brokers, functions, web, batches)
 )
-# Many documents have a member `detail`, so it is not a marker by itself.
+# Many documents have a member `detail`, so `detail` alone does not mark a carrier.
 _MARKERS = set[str]().union(*(markers for markers, _ in _FAMILIES)) - {"detail"}
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # not allowed in JSON text, not even in strings
-# A string without an end is one token, too: matched again from each of its quotes, it would take quadratic time.
+# A string without a closing quote is also one token (`"?`). Otherwise the search would start again at each quote inside
+# the string, and would take quadratic time.
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 
 
@@ -38,13 +39,14 @@ class _Found(list[Delivery]):
     left: float = float("inf")
 
     def expect(self, count: int) -> None:
-        """Raise TooManyEvents if so many pieces are more than may be unwrapped. The first piece replaces its carrier,
-        so it does not count. An empty carrier counts, because it takes time as well."""
+        """Raise TooManyEvents if a carrier with `count` pieces exceeds the limit. The first piece replaces its carrier,
+        so the first piece does not count. An empty carrier counts like one event, because unwrapping it takes time."""
         if count - 1 > self.left:
             raise TooManyEvents
 
     def each(self, pieces: Iterable[T]) -> Iterator[T]:
-        """Iterate over pieces and count them. Pieces beyond the limit are not even created."""
+        """Iterate over the pieces of a carrier and count them. The first piece beyond the limit raises TooManyEvents;
+        later pieces are not created."""
         for index, piece in enumerate(pieces):
             if index:
                 self.expect(2)
@@ -53,8 +55,8 @@ class _Found(list[Delivery]):
 
 
 def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int | None = None) -> list[Delivery]:
-    """Unwrap a payload of bytes, text or parsed JSON, with the HTTP headers of its request if there are any. Raises
-    TooManyEvents as soon as more than `most` are found."""
+    """Unwrap a payload of bytes, text or parsed JSON. `headers` are the HTTP headers of the request, if the payload
+    came with a request. Raises TooManyEvents as soon as more than `most` deliveries are found."""
     try:
         raw = _bytes(payload)
     except ValueError as error:
@@ -70,7 +72,8 @@ def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int
 
 
 def delivery(payload: Any) -> Delivery:
-    """The payload as one delivery; with a problem if it contains more or less than one event."""
+    """Return the payload as one delivery. The delivery has a `problem` if the payload does not contain exactly one
+    event."""
     found = deliveries(payload)
     if len(found) == 1:
         return found[0]
@@ -97,13 +100,14 @@ def _unwrap_text(raw: bytes, evidence: Evidence, depth: int, found: _Found) -> N
 def _unwrap(
     value: Any, raw: bytes | None, evidence: Evidence, depth: int, found: _Found, *, polled: bool = False
 ) -> None:
-    """Add the deliveries of a value to `found`. `raw` are the bytes of the value, if it was received as bytes."""
+    """Add the deliveries of a value to `found`. `raw` has the bytes of the value, or None if the value was not received
+    as bytes. `polled` says that the value is an event of a NICE CXone poll."""
     if type(value) is dict:
         pieces = None if "detail-type" in value and value.get("source") != "lambda" else _pieces(value)
         if pieces is None:
             raw = encode(value) if raw is None else raw
             inner = eventbridge.delivery(value, raw, evidence) if "detail" in value else None
-            if HANDED_KEY in value:  # a detail without its envelope, from a rule that passes on the detail only
+            if HANDED_KEY in value:  # a detail without its envelope: an EventBridge rule may send only the detail
                 value, evidence = without_key(value, evidence)
             found.append(inner or Delivery(value, raw, None, evidence, polled=polled))
             return
@@ -139,7 +143,8 @@ def _unwrap_piece(piece: Piece, outer: Evidence, depth: int, found: _Found) -> N
 
 
 def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
-    if _MARKERS.isdisjoint(body) and not ("detail" in body and functions.is_in_detail(body)):  # the usual case
+    # Most documents are not carriers and end here.
+    if _MARKERS.isdisjoint(body) and not ("detail" in body and functions.is_in_detail(body)):
         return None
     for markers, pieces in _FAMILIES:
         if not markers.isdisjoint(body) and (found := pieces(body)) is not None:
@@ -148,13 +153,14 @@ def _pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 
 
 def _nested(items: list[Any]) -> Piece:
-    """An array within an array. Its bracket is kept, so that reading it again does not yield the events inside."""
+    """Return a piece with a problem for an array inside an array. The piece keeps the outer bracket. Without the outer
+    bracket, its bytes would be a valid list of events when they are read again."""
     return Piece([items], problem="an event is a JSON object, not an array")
 
 
 def _split(raw: bytes) -> Iterator[bytes]:
-    """Split bytes into JSON texts, after each bracket that closes an outermost bracket. Bytes that do not begin like
-    JSON, or are not text, are returned whole: brackets in binary data have no meaning."""
+    """Split bytes into JSON texts. Each text ends at the bracket that closes an outermost bracket. Bytes that do not
+    begin with `{` or `[`, or that are not text, are returned whole, because brackets in binary data have no meaning."""
     if raw.lstrip()[:1] not in (b"{", b"[") or _CONTROLS.search(raw) or not _is_utf8(raw):
         yield raw
         return

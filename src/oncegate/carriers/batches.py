@@ -6,7 +6,7 @@ from typing import Any
 from oncegate.carriers import queues, streams, topics
 from oncegate.carriers.pieces import Piece
 
-# Members of an answer without records, besides its empty list.
+# Members that an answer without records may have, besides its empty list of records or events.
 _AROUND = {"ResponseMetadata", "NextShardIterator", "MillisBehindLatest", "ChildShards"}
 _AROUND_EVENTS = {"sessionId", "resultSet"}
 MARKERS = {"Records", "Messages", "events", "ResponseMetadata"}
@@ -35,7 +35,8 @@ def _is_polled(record: Any) -> bool:
 
 
 def _is_empty(body: dict[str, Any]) -> bool:
-    """Whether this is the answer of a poll that found nothing: no list or an empty one, and no member of an event."""
+    """Whether this is the answer of a poll that found nothing. Such an answer has no list or an empty list, and no
+    members of an event."""
     rest = body.keys() - _AROUND
     if not rest:
         return "ResponseMetadata" in body

@@ -1,10 +1,12 @@
-"""Unwrap Kafka and Amazon MQ: batches from Lambda, and single records from EventBridge Pipes.
+"""Unwrap Kafka records and Amazon MQ messages: batches from Lambda, and single records from EventBridge Pipes.
+
+The member that contains the records, and the encoding of a record:
 
     Kafka      records               lists by topic and partition; value and key are base64, a header is a list of bytes
     ActiveMQ   messages              a list; data is base64
     RabbitMQ   rmqMessagesByQueue    lists by queue and virtual host; data is base64, a header may be {"bytes": […]}
 
-Keys, headers and properties become evidence. They are not used for the key of an event.
+Kafka keys, headers and properties become evidence. Evidence is not part of the key of an event.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +18,7 @@ from oncegate.times import moment
 
 KAFKA = ("aws:kafka", "SelfManagedKafka")
 MARKERS = {"eventSource"}
-# Headers in which a dead-letter topic or queue gives the reason: Spring, Kafka Connect, RabbitMQ and ActiveMQ.
+# The header of a dead letter that contains the reason of the failure: of Spring, Kafka Connect, RabbitMQ and ActiveMQ.
 _FAILURES = (
     "kafka_dlt-exception-message",
     "__connect.errors.exception.message",
@@ -30,22 +32,23 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
     source = body.get("eventSource")
     for sources, container, member, read in _BROKERS:
         if source in sources:
-            held = body.get(container)
-            if isinstance(held, dict):
-                return (read(record) for records in held.values() for record in listed(records))
-            if isinstance(held, list):
-                return map(read, held)
+            batch = body.get(container)
+            if isinstance(batch, dict):
+                return (read(record) for records in batch.values() for record in listed(records))
+            if isinstance(batch, list):
+                return map(read, batch)
             return [read(body)] if member in body else None
     return None
 
 
 def listed(records: Any) -> list[Any]:
-    """The records of one partition or queue. Anything but a list is one record, which cannot be read."""
+    """Return the records of one partition or queue as a list. A value that is not a list becomes one unreadable
+    record."""
     return records if isinstance(records, list) else [records]
 
 
 def partition(record: Any) -> str | None:
-    """The topic and partition of a Kafka record in Lambda's form: `calls-0`."""
+    """Return the topic and partition of a Kafka record as Lambda writes them, such as `calls-0`."""
     topic, number = text(within(record, "topic")), within(record, "partition")
     return None if topic is None or type(number) is not int else f"{topic}-{number}"
 
@@ -100,7 +103,9 @@ def _opened(record: Any, member: str, what: str, evidence: Evidence) -> Piece:
 
 
 def _receives(message: Any, returned: Any) -> int | None:
-    """The number of deliveries: one more than the count of returns, else 2 for a message marked as redelivered."""
+    """Return how often the broker has delivered the message. `returned` is how often the message went back to the
+    queue. If `returned` is not known, the result is 2 for a message that is marked as redelivered, and 1 for a message
+    that is marked as not redelivered."""
     if type(returned) is int and returned >= 0:
         return returned + 1
     redelivered = within(message, "redelivered")
@@ -108,7 +113,7 @@ def _receives(message: Any, returned: Any) -> int | None:
 
 
 def _headers(headers: Any) -> dict[str, Any]:
-    """Kafka's headers, a list of objects. Of several headers with one name the last one counts."""
+    """Convert Kafka's list of headers to a dict. If several headers have the same name, the last header counts."""
     named = [header for header in headers if isinstance(header, dict)] if isinstance(headers, list) else []
     return {name: value for header in named for name, value in header.items()}
 
@@ -119,7 +124,7 @@ def _failure(headers: Any) -> str | None:
 
 
 def _header_text(value: Any) -> str | None:
-    """A header as text. It is a string or a list of bytes, which Java writes as -128 to 127."""
+    """Return a header as text. The header is a string or a list of bytes. Java writes bytes as -128 to 127."""
     numbers = within(value, "bytes") or value
     if isinstance(numbers, list) and all(type(each) is int for each in numbers):
         return bytes(each & 0xFF for each in numbers).decode("utf-8", "replace") or None
@@ -127,7 +132,7 @@ def _header_text(value: Any) -> str | None:
 
 
 def _key(key: Any) -> str | None:
-    """A Kafka key as text. A key that is not UTF-8 stays base64."""
+    """Return the key of a Kafka record as text. A key that is not UTF-8 stays in base64."""
     try:
         return from_base64(key, "key").decode() or None
     except ValueError:

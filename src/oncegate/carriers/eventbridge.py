@@ -1,4 +1,4 @@
-"""Unwrap an EventBridge envelope: its detail is the body. The delivery keeps the envelope, which has the event's id."""
+"""Unwrap an EventBridge envelope. The detail becomes the body; the delivery keeps the envelope, with the event's id."""
 
 from typing import Any, Final
 
@@ -9,10 +9,10 @@ _RESOURCE: Final = "oncegate:"
 
 
 def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delivery | None:
-    """The detail of an envelope; None if the document is not an envelope although it has a `detail`."""
+    """Return the delivery of the detail of an envelope, or None if a document with a `detail` is not an envelope."""
     detail = document["detail"]
     if type(detail) is str:
-        detail = parsed(detail)  # PutEvents takes the detail as text
+        detail = parsed(detail)  # the PutEvents call has the detail as JSON text
     if type(detail) is not dict or not ("detail-type" in document or _is_tutorial(document, detail)):
         return None
     replay, resources = document.get("replay-name"), document.get("resources")
@@ -26,7 +26,7 @@ def delivery(document: dict[str, Any], raw: bytes, evidence: Evidence) -> Delive
 
 
 def _handed_key(resources: Any) -> str | None:
-    """The key that a gate has added as a resource."""
+    """Return the key that a gate has added to `resources` when it published the event."""
     if type(resources) is not list:
         return None
     texts = (each.removeprefix(_RESOURCE) for each in resources if type(each) is str and each.startswith(_RESOURCE))
@@ -39,7 +39,7 @@ def names_genesys(document: dict[str, Any]) -> bool:
 
 
 def _is_tutorial(document: dict[str, Any], detail: dict[str, Any]) -> bool:
-    """Whether this is an envelope of a tutorial: tutorials omit the detail-type."""
+    """Whether this is an envelope as tutorials show it, without a detail-type."""
     if names_genesys(document):
         return True
     if "conversationId" in detail or "topicName" in detail:

@@ -1,4 +1,4 @@
-"""Unwrap records of Lambda destinations: the payload of an invocation, and its result."""
+"""Unwrap records of Lambda destinations. Such a record contains the payload and the result of an invocation."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from oncegate.carriers.pieces import Piece, text, whole, within
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# All members of a record without a requestContext.
+# A record without a requestContext must not have other members.
 _MEMBERS = {"version", "timestamp", "requestPayload", "responseContext", "responsePayload"}
 MARKERS = {"requestPayload", "detail"}
 
 
 def is_in_detail(body: dict[str, Any]) -> bool:
-    """Whether this is a record on an EventBridge bus: there it is the detail of an event."""
+    """Whether the detail of an EventBridge event is a record of a Lambda destination."""
     detail = body.get("detail")
     return type(detail) is dict and "requestPayload" in detail
 

@@ -1,4 +1,4 @@
-"""The pieces that a carrier contains, with the evidence of the transport, and helpers to read them."""
+"""The pieces of content in a carrier, with the evidence of the transport, and helpers to read carriers."""
 
 import binascii
 import re
@@ -10,7 +10,8 @@ from msgspec.structs import asdict
 from oncegate.canonical import decode
 from oncegate.events import NO_EVIDENCE, Evidence
 
-# A gate that publishes an event adds its key under this name: as a message attribute, or as a member of the detail.
+# When a gate publishes an event, it adds the key of the event under this name: as a message attribute in SQS, or as a
+# member of the detail in EventBridge.
 HANDED_KEY: Final = "oncegate-key"
 _KEY: Final = re.compile("[0-9a-f]{32}")
 
@@ -18,9 +19,10 @@ _KEY: Final = re.compile("[0-9a-f]{32}")
 class Piece(Struct, frozen=True):
     """One piece of content: bytes or text of JSON, or a parsed value.
 
-    `problem` says why the content cannot be read. `frame` describes content that is not an event. `several`: the bytes
-    may contain more than one JSON value, with or without separators. `polled`: the content is an event of a NICE CXone
-    poll.
+    - `problem` says why the content cannot be read.
+    - `frame` describes content that is not an event.
+    - `several` says that the bytes may contain more than one JSON value, with or without separators.
+    - `polled` says that the content is an event of a NICE CXone poll.
     """
 
     content: Any
@@ -36,19 +38,20 @@ def text(value: Any) -> str | None:
 
 
 def whole(value: Any) -> int | None:
-    """A count, which transports send as digits or as a number."""
+    """Return a count as an int. Transports send a count as a number or as a string of digits."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if type(value) is int else None
 
 
 def handed_key(value: Any) -> str | None:
-    """The value, if it is a key of a gate; else None."""
+    """Return the value if it has the form of a gate's key, otherwise None."""
     return value if isinstance(value, str) and _KEY.fullmatch(value) else None
 
 
 def without_key(body: dict[str, Any], evidence: Evidence) -> tuple[dict[str, Any], Evidence]:
-    """The document without the key that a gate has added to it, and the evidence with this key."""
+    """Move the key that a gate has added to a document into the evidence. Returns the document without the key, and the
+    evidence with the key."""
     key = handed_key(body.get(HANDED_KEY))
     if key is None:
         return body, evidence
@@ -57,7 +60,7 @@ def without_key(body: dict[str, Any], evidence: Evidence) -> tuple[dict[str, Any
 
 
 def within(value: Any, *names: str) -> Any:
-    """A nested member; None if it is missing or an outer value is not an object."""
+    """Return a nested member, or None if the member is missing or if a value around it is not an object."""
     for name in names:
         if not isinstance(value, dict):
             return None
@@ -66,7 +69,7 @@ def within(value: Any, *names: str) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text; the text itself if it is not JSON."""
+    """Decode a JSON text. Returns the text itself if it is not JSON."""
     try:
         return decode(text.encode("utf-8", "surrogatepass"))
     except ValueError:
@@ -74,12 +77,13 @@ def parsed(text: str) -> Any:
 
 
 def is_json(content: Any) -> bool:
-    """Whether this is the JSON text of an object or an array: a carrier contains such text, an event rarely does."""
+    """Whether the content is the JSON text of an object or an array. Carriers contain such text; events rarely do."""
     return isinstance(content, str) and content.lstrip()[:1] in ("{", "[") and parsed(content) is not content
 
 
 def merged(outer: Evidence, inner: Evidence) -> Evidence:
-    """Both pieces of evidence. If both have a value, the outer one counts: its transport gets the acknowledgement."""
+    """Combine the evidence of two nested carriers. If both have a value for a field, the value of the outer carrier is
+    used, because the acknowledgement goes to the outer transport."""
     if inner is NO_EVIDENCE:
         return outer
     if outer is NO_EVIDENCE:
@@ -89,7 +93,7 @@ def merged(outer: Evidence, inner: Evidence) -> Evidence:
 
 
 def is_base64(request: dict[str, Any]) -> bool:
-    """Whether the body of an HTTP request is base64. AWS sends a boolean, a mapping template may send text."""
+    """Whether the body of an HTTP request is base64. AWS sends a boolean; a mapping template may send a string."""
     return request.get("isBase64Encoded") in (True, "true", "True")
 
 

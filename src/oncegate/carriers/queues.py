@@ -1,4 +1,4 @@
-"""Unwrap SQS messages, in the format of Lambda and EventBridge Pipes and in that of boto3."""
+"""Unwrap SQS messages, in the format of Lambda and EventBridge Pipes and in the format of boto3."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from oncegate.carriers.pieces import HANDED_KEY, Piece, handed_key, is_json, tex
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# All members of a message besides its receipt handle. A message without a handle, written by hand for a test, must
-# not have other members.
+# All members of a message except its receipt handle. A message without a receipt handle, such as an example that a
+# person wrote for a test, must not have other members.
 _RECORD = {"messageId", "body", "attributes", "messageAttributes", "md5OfBody", "md5OfMessageAttributes"}
 _RECORD |= {"awsRegion", "eventSource", "eventSourceARN"}
 _MESSAGE = {"MessageId", "Body", "Attributes", "MessageAttributes", "MD5OfMessageAttributes"}
@@ -33,8 +33,8 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 
 def _has(body: dict[str, Any], handle: str, content: str) -> bool:
-    """Whether this is a message. A message has no `id`: a document with an `id` and no body is an event that happens to
-    have a receipt handle."""
+    """Whether a document with a receipt handle is a message. A message has no `id`, so a document with a receipt handle
+    and an `id`, but without a body, is an event."""
     return handle in body and (content in body or "id" not in body)
 
 
@@ -59,7 +59,7 @@ def _message(message: dict[str, Any], body: str, name: str, attributes: str, use
 
 
 def _failure(attributes: Any) -> str | None:
-    """The reason for which EventBridge or Lambda moved the event to this queue: `SDK_CLIENT_ERROR: timeout`."""
+    """Return the reason why EventBridge or Lambda moved the event to this queue: `SDK_CLIENT_ERROR: timeout`."""
     if not isinstance(attributes, dict) or not attributes:
         return None
     reasons = [_attribute(attributes, names) for names in (_REASON_CODES, _REASONS)]

@@ -1,4 +1,4 @@
-"""Unwrap Kinesis and Firehose records: base64, possibly with several JSON objects in one record."""
+"""Unwrap Kinesis and Firehose records. Their data is base64, and one record may contain several JSON objects."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from oncegate.events import Evidence
 from oncegate.times import moment
 
 _FIREHOSE = ("deliveryStreamArn", "invocationId", "requestId")
-# All members of a Firehose record. A record that no container identifies as Firehose must not have other members.
+# All members of a Firehose record. If nothing around a record identifies Firehose, the record must not have others.
 _RECORD = {"recordId", "data", "approximateArrivalTimestamp", "kinesisRecordMetadata"}
 MARKERS = {"kinesis", "eventSource", "Data", "records"}
 
@@ -26,14 +26,15 @@ def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
 
 
 def is_change(record: Any) -> bool:
-    """Whether this is a record of a DynamoDB stream: a change of a table, which is an event by itself."""
+    """Whether this is a record of a DynamoDB stream. Such a record describes a change of a table. The record itself is
+    an event, not a carrier."""
     return isinstance(record, dict) and record.get("eventSource") == "aws:dynamodb"
 
 
 def _is_transformed(body: dict[str, Any], records: list[Any]) -> bool:
-    """Whether this is a batch from Firehose, by invocation or by HTTP. An event may have `records` and `requestId`,
-    too: with an id of its own, the document is a batch only if all its records have data. Without an id, some records
-    may be unreadable."""
+    """Whether this is a batch from Firehose, by invocation or by HTTP. An event may also have `records` and
+    `requestId`. So a document with an `id` or `eventId` is a batch only if all its records have data. A document
+    without an id is a batch if it has no records or if at least one record has data; the others are unreadable."""
     if not any(name in body for name in _FIREHOSE):
         return False
     has_data = [isinstance(record, dict) and "data" in record for record in records]

@@ -1,4 +1,4 @@
-"""Unwrap SNS notifications: by HTTP, inside an SQS message, and in the format of Lambda."""
+"""Unwrap SNS notifications that arrive by HTTP, inside an SQS message, or in the format of Lambda."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from oncegate.carriers.pieces import Piece, is_json, text
 from oncegate.events import Evidence
 from oncegate.times import moment
 
-# The required members of a notification, and all members of one without a TopicArn.
+# A notification without a TopicArn must have all members of _BARE, and no members that are not in _MEMBERS.
 _BARE = {"Type", "MessageId", "Message"}
 _MEMBERS = {*_BARE, "Subject", "Timestamp", "MessageAttributes", "SignatureVersion", "Signature"}
 _MEMBERS |= {"SigningCertURL", "SigningCertUrl", "UnsubscribeURL", "UnsubscribeUrl"}

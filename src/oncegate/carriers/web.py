@@ -1,4 +1,4 @@
-"""Unwrap HTTP requests: API Gateway, function URLs, load balancers, and CloudEvents in binary mode."""
+"""Unwrap HTTP requests of API Gateway, function URLs and load balancers, and CloudEvents in binary mode."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_bas
 from oncegate.events import NO_EVIDENCE, Evidence
 
 _PROXIES = ("httpMethod", "routeKey", "rawPath")
-# Besides requestContext, a request to a function has one of these. A WebSocket message has the last one only.
+# A request to a function has requestContext and at least one of these members. A WebSocket message has only the last
+# of these members.
 _REQUEST_MEMBERS = (*_PROXIES, "isBase64Encoded")
 MARKERS = {"requestContext"}
 _CONNECTIONS = {
@@ -40,7 +41,7 @@ def pieces(body: dict[str, Any]) -> list[Piece] | None:
 
 
 def _connection(body: dict[str, Any]) -> str | None:
-    """The description of a WebSocket connection that opens or ends; None for everything else."""
+    """Describe a message about the opening or the end of a WebSocket connection. Returns None for other documents."""
     kind = within(body, "requestContext", "eventType")
     if not isinstance(kind, str) or within(body, "requestContext", "connectionId") is None:
         return None
@@ -48,8 +49,8 @@ def _connection(body: dict[str, Any]) -> str | None:
 
 
 def _is_request(body: dict[str, Any]) -> bool:
-    """Whether this is a request. A request without a body may lack the member `body`, but has no `id`; an event that
-    describes a request may have one."""
+    """Whether this is a request. A request without content may lack the member `body`. A request never has an `id`, but
+    an event that describes a request may have an `id`."""
     if "body" in body:
         return any(name in body for name in _REQUEST_MEMBERS)
     has_proxy_member = any(name in body for name in _PROXIES)
@@ -57,13 +58,13 @@ def _is_request(body: dict[str, Any]) -> bool:
 
 
 def is_invocation(event: Any) -> bool:
-    """Whether this is the invocation of a function by an HTTP request, with any content."""
+    """Whether an HTTP request invoked the function. The content of the request does not matter."""
     has_context = isinstance(event, dict) and isinstance(event.get("requestContext"), dict)
     return has_context and any(name in event for name in _REQUEST_MEMBERS)
 
 
 def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Piece:
-    """The body of a request. A CloudEvent in binary mode is assembled from headers and body."""
+    """Return the content of a request as a piece. A CloudEvent in binary mode is assembled from headers and body."""
     lowered = {str(name).lower(): value for name, value in headers.items()}
     if evidence.request_id is None and (request_id := text(lowered.get("x-request-id"))):
         evidence = Evidence(request_id=request_id)
@@ -82,7 +83,7 @@ def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Pie
 
 
 def _data(raw: bytes, kind: str) -> dict[str, Any]:
-    """The data as in the JSON format of a CloudEvent."""
+    """Return the member of the CloudEvents JSON format that contains the data: `data` or `data_base64`."""
     if not raw:
         return {}
     if "json" in kind.lower():
@@ -94,8 +95,8 @@ def _data(raw: bytes, kind: str) -> dict[str, Any]:
 
 
 def _unescaped(name: str, value: Any) -> str:
-    """Decode the percent escapes of a header. urllib.parse was rejected because its import is slow. Raises ValueError
-    for a value that is not UTF-8: with replacement characters, different ids could become equal."""
+    """Decode the percent escapes of a header. Raises ValueError for a value that is not UTF-8, because different ids
+    could become equal with replacement characters. urllib.parse was rejected because its import is slow."""
     try:
         raw = str(value).encode("utf-8", "surrogateescape")
         return _ESCAPED.sub(lambda escape: bytes.fromhex(escape[1].decode()), raw).decode()
@@ -104,7 +105,7 @@ def _unescaped(name: str, value: Any) -> str:
 
 
 def _headers(body: dict[str, Any]) -> dict[str, Any]:
-    """The headers of the request. The REST format has some of them only in multiValueHeaders."""
+    """Return the headers of the request. In the REST format, some headers are only in multiValueHeaders."""
     several, single = body.get("multiValueHeaders"), body.get("headers")
     found: dict[str, Any] = {}
     if isinstance(several, dict):

@@ -1,8 +1,9 @@
-"""Read a payload: unwrap it with the carriers, then find the source of each delivery and make an event of it.
+"""Read the events of a payload: unwrap the payload with the carriers, then make an event from each delivery.
 
-Each source is a module with MARKERS and `read(delivery)`. `read` returns the event, or None if the delivery does not
-identify itself as one of this source. Some sources also have `guess(delivery)`, for deliveries that only look like one
-of theirs. A delivery without an envelope and without one of the MARKERS is plain.
+Each source is a module with MARKERS and `read(delivery)`. `read` returns the event, or None if nothing in the delivery
+names this source. Some sources also have `guess(delivery)`, for deliveries that do not name the source but have the
+shape of its events. MARKERS are names of members. A delivery without an envelope and without any of these members is
+plain.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from oncegate.carriers import deliveries
 from oncegate.events import Delivery, Event
 from oncegate.sources import cloudevents, cxone, eventbridge, genesys, openmessaging, plain, tutorials
 
-# Sources whose events identify themselves, the most specific first. Guesses are tried only if all of these fail.
+# The most specific source is first. A guess is tried only if no source has recognised the delivery.
 _MODULES = (genesys, openmessaging, cloudevents, tutorials, cxone, eventbridge)
 _SOURCES: tuple[Callable[[Delivery], Event | None], ...] = tuple(module.read for module in _MODULES)
 _MARKERS = set[str]().union(*(module.MARKERS for module in _MODULES))
@@ -22,7 +23,8 @@ _GUESSES = (genesys.guess, cxone.guess)
 
 
 class Hints(Struct, frozen=True):
-    """What a payload does not contain: the topic of bare Genesys bodies, and the paths of plain events."""
+    """Information that a payload does not contain: the topic of Genesys bodies that arrive without a topic, and the
+    paths of plain events."""
 
     topic: str | None = None
     paths: plain.Paths = plain.PATHS
@@ -34,10 +36,11 @@ NO_HINTS = Hints()
 def read(
     payload: Any, headers: Mapping[str, Any] | None = None, hints: Hints = NO_HINTS, *, most: int | None = None
 ) -> list[Event]:
-    """The events of a payload of bytes, text or parsed JSON, with the HTTP headers of its request if there are any.
+    """Read the events of a payload of bytes, text or parsed JSON. `headers` are the HTTP headers of the request, if the
+    payload came with a request.
 
-    `read` does not raise for an event that cannot be read: the event has a `problem` that says why, and its bytes in
-    `raw`. If `most` is given, a payload with more events raises TooManyEvents, and none of them is read.
+    `read` does not raise for an event that cannot be read. Such an event has a `problem` that says why, and its bytes
+    in `raw`. If the payload has more than `most` events, `read` raises TooManyEvents and reads none of them.
     """
     if type(payload) is bytes and not headers and _has_early_topic(payload):
         try:
@@ -50,12 +53,12 @@ def read(
 
 
 def _has_early_topic(payload: bytes) -> bool:
-    usual = payload[genesys.USUAL_PLACE] == genesys.TOPIC
-    return usual or payload.find(genesys.TOPIC, 0, genesys.EARLY) >= 0
+    is_at_usual_place = payload[genesys.USUAL_PLACE] == genesys.TOPIC
+    return is_at_usual_place or payload.find(genesys.TOPIC, 0, genesys.EARLY) >= 0
 
 
 def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
-    """The event of one delivery. If the delivery cannot be read, the event has a `problem`."""
+    """Make an event from one delivery. If the delivery cannot be read, the event has a `problem`."""
     if delivery.problem is not None:
         return _unreadable(delivery, delivery.problem)
     if delivery.frame is not None:
@@ -68,27 +71,28 @@ def understood(delivery: Delivery, hints: Hints = NO_HINTS) -> Event:
     if has_detail and eventbridge.is_empty(delivery):
         return _unreadable(delivery, "the detail of the envelope is empty: it has no member with a value")
     try:
-        return _recognised(delivery, hints)
+        return _recognise(delivery, hints)
     except ValueError as error:
         return _unreadable(delivery, str(error))
 
 
-def _recognised(delivery: Delivery, hints: Hints) -> Event:
+def _recognise(delivery: Delivery, hints: Hints) -> Event:
     if hints.topic or delivery.envelope is not None or not _MARKERS.isdisjoint(delivery.body):
         for source in _SOURCES:
             if (event := source(delivery)) is not None:
                 return event
-        if (event := _guessed(delivery, hints)) is not None:
+        if (event := _guess(delivery, hints)) is not None:
             return event
     return plain.read(delivery, hints.paths)
 
 
-def _guessed(delivery: Delivery, hints: Hints) -> Event | None:
-    """The event by the configured topic, else by a guess; None if neither applies.
+def _guess(delivery: Delivery, hints: Hints) -> Event | None:
+    """Read the delivery as an event of the configured topic, otherwise by a guess. Returns None if neither applies.
 
-    A document with a plain id is not guessed, because its id would be lost. The configured topic yields only to an id
-    at a configured path, because a bare Genesys body may have an `id`. The detail of a tutorial may have an `id`, too;
-    it is guessed only if no paths are configured."""
+    A document with an id at one of the plain paths is not guessed, because its id would be lost. There are two
+    exceptions, because a Genesys body and the detail of a tutorial may both have an `id`. The configured topic is not
+    used only if the document has an id at a configured path. The detail of a tutorial is guessed if no paths are
+    configured."""
     has_id = plain.has_id(delivery, hints.paths)
     if hints.topic and not (has_id and hints.paths.id != plain.PATHS.id):
         return genesys.read_as(delivery, hints.topic)

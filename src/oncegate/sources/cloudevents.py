@@ -1,4 +1,4 @@
-"""Read CloudEvents 1.0. The carriers have already split batches and assembled events in binary mode."""
+"""Read CloudEvents 1.0. The carriers have already split batches, and have assembled the events in binary mode."""
 
 from typing import Any
 
@@ -35,7 +35,8 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _data(body: dict[str, Any]) -> Any:
-    """The data of the event. JSON as text or as base64 is decoded, so that it equals the same JSON as a value."""
+    """Return the data of the event. JSON data may be a JSON value, text or base64. Text and base64 are decoded, so that
+    the same data is equal in all three forms."""
     data = body.get("data")
     if data is None and (encoded := body.get("data_base64")) is not None:
         return _decoded(from_base64(encoded, "data_base64 of the CloudEvent"), text(body.get("datacontenttype")))
@@ -48,7 +49,8 @@ def _data(body: dict[str, Any]) -> Any:
 
 
 def _decoded(raw: bytes, kind: str | None) -> Any:
-    """Decode bytes as the carriers decode the body of a request in binary mode: JSON, else text, else base64."""
+    """Decode bytes in the same way as the carriers decode the body of a request in binary mode: as JSON, otherwise as
+    text, otherwise as base64. Raises ValueError if `kind` names JSON and the bytes are not JSON."""
     if kind is None or "json" in kind.lower():
         try:
             return decode(raw) if raw else {}

@@ -38,12 +38,13 @@ _STATUS_TIME = places(
 _MESSAGE = places("message.id", "message.ID")
 _TENANT = places("brand.tenantId", "tenantId", "brand.id", "brand.businessUnitId")
 _TIME = places("createdAtWithMilliseconds", "createdAt")
-# Members around the data that may differ between copies of one event.
+# The data itself, and members around the data that may differ between copies of one event.
 _VOLATILE = {"data", "eventId", "traceId"}
 _TIMES = {"createdAt", "createdAtWithMilliseconds"}
 _ACD_MEMBERS = ("contactid", "agentid", "busno", "sessionid", "masterid", "finalstate", "laststatechangetimeutc")
-# Members that are very unlikely in events of other senders, and members that no other sender has.
+# Sets of members that are very unlikely in the events of other senders.
 _ACD_LIKELY = ({"finalstate"}, {"laststatechangetimeutc"}, {"busno", "agentid"})
+# A set of members that no other sender's events have.
 _ACD_CERTAIN = {"contactid", "laststatechangetimeutc"}
 _ACD_STATE = places("status", "currentstate", "state")
 _ACD_TIME = places("laststatechangetimeutc", "laststatechangetime")
@@ -51,7 +52,7 @@ _BYOC = ("endUserRecipients", "brand")
 
 
 def read(delivery: Delivery) -> Event | None:
-    """Reads events with members that no other sender's events have."""
+    """Read an event that has members which no other sender uses. Returns None for other deliveries."""
     body = delivery.body
     if "eventType" in body or "eventObject" in body:
         return _digital(delivery) if _is_digital(body) else None
@@ -63,7 +64,8 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """Reads events that might also be those of another sender."""
+    """Read an event that has the shape of a CXone event, but could also be an event of another sender. Returns None for
+    other deliveries."""
     body = delivery.body
     if "eventType" in body:
         return _digital(delivery) if _has_objects(body) else None
@@ -117,14 +119,15 @@ def _digital(delivery: Delivery) -> Event:
 
 
 def _around(document: dict[str, Any], event_time: datetime | None) -> str:
-    """A digest of the members around the data, because two events may have the same data. Times that were parsed are
-    left out: they are part of the identity in normal form."""
+    """Return a digest of the members around the data. Two events may have the same data, so the data alone does not
+    identify an event. The time members are left out if they could be parsed, because the identity then contains the
+    time in normal form."""
     members = document.keys() - _VOLATILE - (set() if event_time is None else _TIMES)
     return digest_of({member: document[member] for member in members if document[member] is not None}).hex()
 
 
 def _members(body: dict[str, Any]) -> dict[str, Any]:
-    """The body with lower-case names: the API methods differ in case."""
+    """Return the body with member names in lower case, because the methods of the CXone API write them differently."""
     return {member.lower(): value for member, value in body.items()}
 
 
@@ -154,13 +157,14 @@ def _acd(delivery: Delivery) -> Event | None:
         id=envelope_id(delivery) or identifier(delivery.body.get("id")),
         type=kind,
         entity=contact or name(members.get("agentid")),
-        # A contact is disconnected twice, the second time finally. With one state, the second would be a duplicate.
+        # A contact is disconnected twice; the second event has FinalState=true. If both events had the same state, the
+        # second event would be a duplicate.
         state=f"{status} (final)" if status and final else status,
         occurred_at=event_time,
         identity=identity or within_envelope(delivery, event_time),
         content_hash=None if identity else content_digest(delivery.body),
         body=delivery.body,
-        # `raw` must be recognised as an ACD event when it is read again, without the rest of the poll.
+        # When `raw` is read again without the rest of the poll, it must still be recognised as an ACD event.
         raw=delivery.raw if _could_be_acd(members) else encode({"events": [delivery.body]}),
         evidence=delivery.evidence,
     )

@@ -1,4 +1,4 @@
-"""Read EventBridge events of senders that no other source recognises."""
+"""Read EventBridge events that no other source recognises."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ _MEMBERS = {"version", "id", "detail-type", "source", "account", "time", "region
 
 
 def is_empty(delivery: Delivery) -> bool:
-    """Whether this is an envelope whose detail is empty: it has no member, or no member with a value. 0 and false are
-    values."""
+    """Whether this is an envelope whose detail is missing, has no members, or has only members without a value. 0 and
+    false are values; null, "", {} and [] are not."""
     if delivery.envelope is not None:
         return all(map(_is_blank, delivery.body.values()))
     document = delivery.body
@@ -58,8 +58,9 @@ def _is_blank(value: Any) -> bool:
 
 
 def _read_bare(delivery: Delivery) -> Event | None:
-    """Read an envelope whose detail is not an object: source and id still identify it. A document with other members
-    is not an envelope, but was made from one, and is read as a document."""
+    """Read an envelope whose detail is not an object. The source and the id in the envelope still identify the event.
+    Returns None for a document that also has members which no envelope has: something made this document from an
+    envelope, so it is read as a plain document."""
     document = delivery.body
     if not _is_bare(document):
         return None

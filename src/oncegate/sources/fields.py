@@ -1,4 +1,4 @@
-"""Read single fields of a body: paths, ids, names, states and times, with checks for hostile values."""
+"""Read single fields of a body (paths, ids, names, states, times), and check the values for hostile input."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -11,9 +11,10 @@ from oncegate.times import moment
 _LONGEST_ID = 256
 _MOST_DIGITS = 20
 
-# A path into a body, split: ("data", "case", "id").
+# The steps of a path into a body: ("data", "case", "id").
 Path = tuple[str, ...]
-# A path with its first step separated, because most paths have one step: ("data", ("case", "id")).
+# The first step of a path, and the other steps: ("data", ("case", "id")). Most paths have only one step, so a look-up
+# in the body is often enough.
 Place = tuple[str, Path]
 
 
@@ -26,7 +27,7 @@ def places(*dotted: str) -> tuple[Place, ...]:
 
 
 def at(value: Any, path: Path) -> Any:
-    """The value at a path; None if there is none. A number is an index into a list; -1 is the last item."""
+    """Return the value at a path, or None if there is no value. In a list, a step is an index; -1 is the last item."""
     for name in path:
         if type(value) is dict:
             value = value.get(name)
@@ -43,7 +44,7 @@ def _item(items: list[Any], name: str) -> Any:
 
 
 def index(items: list[Any], name: str) -> int | None:
-    """The index into a list for a step of a path; None if there is no such item."""
+    """Return the index of the item that a step of a path selects in a list, or None if the list has no such item."""
     if name == "-1":
         return len(items) - 1 if items else None
     if not (name.isascii() and name.isdecimal()) or len(name) > 6:
@@ -52,14 +53,15 @@ def index(items: list[Any], name: str) -> int | None:
 
 
 def into(value: Any, path: Path) -> Any:
-    """The value at a path. Objects that are stored as JSON text are decoded on the way."""
+    """Return the value at a path. If a value on the path is the JSON text of an object, the text is decoded."""
     for step in path:
         value = at(parsed(value), (step,))
     return value
 
 
 def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
-    """The first value that is present, not null and not empty."""
+    """Return the first value at `candidates` that is not missing, null or an empty string; None if there is no such
+    value."""
     for member, rest in candidates:
         found = body.get(member)
         if rest and found is not None:
@@ -70,12 +72,12 @@ def first(body: dict[str, Any], candidates: tuple[Place, ...]) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """The value; for the JSON text of an object, the object."""
+    """Decode the JSON text of an object. Other values are returned unchanged."""
     return pieces.parsed(value) if type(value) is str and value.lstrip()[:1] == "{" else value
 
 
 def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
-    """The first value that is a time."""
+    """Return the first value at `candidates` that is a time."""
     for member, rest in candidates:
         found = body.get(member)
         if found is None or (rest and (found := at(found, rest)) is None):
@@ -86,7 +88,7 @@ def when(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None
 
 
 def latest(body: dict[str, Any], candidates: tuple[Place, ...]) -> datetime | None:
-    """The latest of all the times."""
+    """Return the latest of the times at `candidates`."""
     return max(filter(None, (when(body, (candidate,)) for candidate in candidates)), default=None)
 
 
@@ -95,22 +97,22 @@ def envelope_id(delivery: Delivery) -> str | None:
 
 
 def apart(delivery: Delivery, time: datetime | None) -> Any:
-    """The value that distinguishes an event from a later one with the same content: its time, else the id or the time
-    of its envelope."""
+    """Return a value that distinguishes an event from a later event with the same content. This is the time of the
+    event, otherwise the id of its envelope, otherwise the time of its envelope. None if the event has none of them."""
     if time is not None:
         return time.isoformat()
     return None if delivery.envelope is None else envelope_id(delivery) or delivery.envelope.get("time")
 
 
 def within_envelope(delivery: Delivery, time: datetime | None) -> tuple[Any, ...]:
-    """What identifies a detail in addition to its content; nothing for a document without an envelope, which has only
-    its content."""
+    """Return what identifies a detail in addition to its content. Empty for a document without an envelope: only the
+    content identifies such a document."""
     return () if delivery.envelope is None else (apart(delivery, time),)
 
 
 def identifier(value: Any, name: str = "id") -> str | None:
-    """An id as text; None if it is absent, null or empty. Raises ValueError for a value that could be confused with
-    another id."""
+    """Return an id as text, or None if the value is missing, null or empty. Raises ValueError for a value that could be
+    confused with another id, and for an id that is too long."""
     if type(value) is str and 0 < len(value) <= _LONGEST_ID and "\0" not in value:
         return value
     if value is None or value == "":
@@ -128,7 +130,8 @@ def identifier(value: Any, name: str = "id") -> str | None:
 
 
 def name(value: Any) -> str | None:
-    """The name of something other than the event: text, or a number as text; else None."""
+    """Return the name of an object other than the event, such as a conversation. Text is returned unchanged, a whole
+    number as text, and None for every other value."""
     if type(value) is str:
         return value or None
     return str(value) if type(value) is int and abs(value) < 10**_MOST_DIGITS else None
@@ -137,7 +140,7 @@ def name(value: Any) -> str | None:
 def named(
     body: dict[str, Any], candidates: tuple[Place, ...], meaning: Callable[[Any], str | None] = name
 ) -> str | None:
-    """The first value that `meaning` accepts: by default the first name."""
+    """Return the first value at `candidates` that `meaning` accepts, as text. By default this is the first name."""
     for member, rest in candidates:
         found = body.get(member)
         if found is None:
@@ -154,17 +157,17 @@ def text(value: Any) -> str | None:
 
 
 def state(value: Any) -> str | None:
-    """A state as it was sent. Booleans are states, too: a member has joined or has not."""
+    """Return a state as it was sent. Booleans are also states: for example, whether a member has joined a queue."""
     if type(value) is bool:
         return "true" if value else "false"
     return name(value)
 
 
 def stated(body: dict[str, Any], candidates: tuple[Place, ...]) -> str | None:
-    """The first value that is a state."""
+    """Return the first value at `candidates` that is a state."""
     return named(body, candidates, state)
 
 
 def folded(state: str | None) -> str | None:
-    """A state for comparison: senders differ in upper and lower case."""
+    """Return a state in the form for comparisons, because senders differ in upper and lower case."""
     return None if state is None else state.casefold()

@@ -1,7 +1,7 @@
-"""Read Genesys Cloud events: in an EventBridge envelope, in a WebSocket frame, or only their detail or body.
+"""Read Genesys Cloud events that arrive in an EventBridge envelope, in a WebSocket frame, or only as a detail or body.
 
-The members of a body differ from topic to topic, above all `id`: it may be the id of the audit, the user, the
-conversation or the message. `topics.py` has the table.
+The members of a body differ from topic to topic. Above all, `id` may be the id of the audit, the user, the conversation
+or the message. `topics.py` has the table of topics.
 """
 
 from typing import Any
@@ -18,62 +18,63 @@ from oncegate.times import moment
 
 
 class _Sender(Struct):
-    """The members of the envelope that are used; all None without an envelope."""
+    """The members of the envelope that are used. All are None for an event without an envelope."""
 
     id: Any = None
     kind: Any = field(name="detail-type", default=None)
     time: Any = None
 
 
-# The usual envelope, for a fast decoder. Unknown members are rejected, because the decoder does not check what it
-# skips. Fractions are rejected, because one number has many spellings. The depth is limited to a few levels.
-_Flat = None | bool | int | str
-_Low = _Flat | list[_Flat] | dict[str, _Flat]
-_High = _Flat | list[_Low] | dict[str, _Low]
-_Body = dict[str, _Flat | list[_High] | dict[str, _High]]
+# The types of the usual envelope, for a fast decoder. An envelope that does not fit is read by the slower full path.
+# Unknown members do not fit, because the decoder would skip their values without a check. Fractions do not fit, because
+# the same number can be written in many ways. The body may be nested only a few levels deep.
+_Scalar = None | bool | int | str
+_OneLevel = _Scalar | list[_Scalar] | dict[str, _Scalar]
+_TwoLevels = _Scalar | list[_OneLevel] | dict[str, _OneLevel]
+_Body = dict[str, _Scalar | list[_TwoLevels] | dict[str, _TwoLevels]]
 
 
 class _Detail(Struct, forbid_unknown_fields=True):
     topic: str = field(name="topicName")
     body: _Body = field(name="eventBody")
-    timestamp: _Flat = None
-    version: _Flat = None
-    metadata: dict[str, _Flat] | None = None
+    timestamp: _Scalar = None
+    version: _Scalar = None
+    metadata: dict[str, _Scalar] | None = None
 
 
 class _Envelope(_Sender, kw_only=True, forbid_unknown_fields=True):
-    id: _Flat = None
+    id: _Scalar = None
     kind: str = field(name="detail-type")
-    time: _Flat = None
+    time: _Scalar = None
     source: str
     detail: _Detail
-    version: _Flat = None
-    account: _Flat = None
-    region: _Flat = None
-    resources: list[_Flat] | None = None
+    version: _Scalar = None
+    account: _Scalar = None
+    region: _Scalar = None
+    resources: list[_Scalar] | None = None
 
 
 _decode = msgspec.json.Decoder(_Envelope).decode
 _NO_SENDER = _Sender()
-# EventBridge writes the topic after version and id, so nearly always at the same offset.
+# EventBridge writes the topic after `version` and `id`, so the topic is nearly always at the same offset.
 USUAL_PLACE = slice(73, 77)
 EARLY = 256
 TOPIC = b'"v2.'
-# Prefixes of Genesys topics. Another name is accepted only if the envelope names Genesys, or in a frame, which has no
-# id.
+# Prefixes of Genesys topics. A topic with another prefix is accepted only if the envelope names Genesys, or if the
+# document has no envelope and no id, like a WebSocket frame.
 _TOPICS = ("v2.", "channel.metadata")
 MARKERS = {"topicName", "conversationId", "result"}
-# The answer of a notification channel to a subscription over its WebSocket.
+# The answer of a notification channel to a subscription request over a WebSocket.
 _ACKNOWLEDGED = ({"result": "200", "status": "subscribed"}, {"result": 200, "status": "subscribed"})
 _LONGEST_NAME = 100
 _BARE = ("sessionId", "participantId", "communicationId")
-# Members that identify documents of other senders, and that no body of a conversation has.
+# Members of other senders' documents. No body of a Genesys conversation has these members.
 _NOT_BARE = ("id", "eventId", "eventType")
 _COMMUNICATIONS = ("calls", "messages", "chats", "emails", "callbacks", "videos", "screenshares", "cobrowsesessions")
 
 
 def read(delivery: Delivery) -> Event | None:
-    """Reads events that name their topic, in the detail or in the envelope."""
+    """Read an event that names its topic in the detail or in the envelope. Returns None for other deliveries."""
     detail = delivery.body
     topic_name = detail.get("topicName")
     if type(topic_name) is not str:
@@ -91,10 +92,11 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def read_short(raw: bytes) -> Event | None:
-    """Fast path for an EventBridge envelope with a topic, which is nearly all traffic: it skips the carriers.
+    """Read an EventBridge envelope with a topic by a fast path that skips the carriers. Nearly all traffic is of this
+    form.
 
-    Returns the same event as the full path, or None. The caller tries it only if `TOPIC` is within the first `EARLY`
-    bytes.
+    Returns the same event as the full path, or None if the payload needs the full path. The caller uses this function
+    only if `TOPIC` is within the first `EARLY` bytes.
     """
     try:
         envelope = _decode(raw)
@@ -107,8 +109,8 @@ def read_short(raw: bytes) -> Event | None:
 
 
 def read_as(delivery: Delivery, topic: str) -> Event:
-    """Reads an event of a given topic: an eventBody alone, as an input path, an input transformer or a workflow trigger
-    delivers it, or a detail that does not name its topic."""
+    """Read a delivery as an event of the given topic. The delivery is a detail that does not name its topic, or only an
+    eventBody. An input path, an input transformer or a workflow trigger can deliver only the eventBody."""
     detail, sender = delivery.body, _sender(delivery.envelope)
     body, sent = parsed(detail.get("eventBody")), detail.get("timestamp")
     if type(body) is not dict:
@@ -118,13 +120,14 @@ def read_as(delivery: Delivery, topic: str) -> Event:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """Reads a document that looks like the eventBody of a conversation, with an unknown topic."""
+    """Read a document that looks like the eventBody of a conversation. The topic of the event is unknown. Returns None
+    for other documents."""
     body = delivery.body
     return _read(_NO_SENDER, None, body, None, delivery.raw, delivery.evidence) if _is_bare(body) else None
 
 
 def _may_be_foreign(delivery: Delivery) -> bool:
-    """Whether this may be an event of another sender that has members `topicName` and `eventBody`, too."""
+    """Whether this may be an event of another sender that also uses the members `topicName` and `eventBody`."""
     if delivery.envelope is None:
         return "id" in delivery.body
     return not (names_genesys(delivery.envelope) or is_topic(delivery.envelope.get("detail-type")))
@@ -179,14 +182,17 @@ def _read(
 
 
 def _apart(topic_name: str | None, sent: Any, sender: "_Sender") -> tuple[Any, ...]:
-    """The topic with its ids, and the send time: without an event time, a later event may have the same body. A
-    WebSocket frame has no send time, so it cannot be distinguished from a later frame with the same body."""
-    distinct = next((each for each in (sent, sender.id, sender.time) if each is not None), None)
+    """Return the identity of an event without an event time: the topic with its ids, and the send time. Without the
+    send time, a later event with the same body would have the same identity. If the send time is missing, the id or the
+    time of the envelope is used. A WebSocket frame has none of them, so it cannot be distinguished from a later frame
+    with the same body."""
+    distinct = next((value for value in (sent, sender.id, sender.time) if value is not None), None)
     return (topic_name,) if distinct is None else (topic_name, distinct)
 
 
 def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
-    """The id of the event in its body: one id, an id and a version, or the ids of all utterances."""
+    """Return the id of the event in its body: one id, an id and a version, or the ids of all utterances. Returns an
+    empty tuple if a part is missing."""
     if topic.each is not None:
         items = at(body, topic.each)
         found = [at(item, topic.own[0]) for item in items] if type(items) is list else []
@@ -196,7 +202,7 @@ def _own_id(topic: Topic, body: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _id_within(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> str | None:
-    """The id in the body, even if that id alone does not identify the event."""
+    """Return the id in the body, even if this id alone does not identify the event."""
     if own or topic.each is not None or not topic.own:
         return name(own[0]) if own else None
     return name(at(body, topic.own[0]))
@@ -210,8 +216,8 @@ def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple
 
 
 def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:
-    """The state of the last communication of the last participant. If the topic is that of a user, only this user's
-    participants count. Without participants: the state of the conversation."""
+    """Return the state of the last communication of the last participant. In the topic of a user, only the participants
+    of this user count, if there are any. For a body without participants, return the state of the conversation."""
     participants = body.get("participants")
     if type(participants) is not list:
         return state(body.get("state"))

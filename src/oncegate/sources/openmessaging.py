@@ -29,8 +29,8 @@ def read(delivery: Delivery) -> Event | None:
         state=status,
         occurred_at=event_time,
         own_id=() if message is None else (message,),
-        # Genesys documents that id and time together are unique. A receipt has the id of the message it is about, and
-        # two receipts may have the same time: type and status tell them apart.
+        # Genesys documents that id and time together are unique. But a receipt has the id of its message, and two
+        # receipts of one message may have the same time. Type and status distinguish such receipts.
         identity=("openmessaging", name(channel.get("id")), message, kind, folded(status), apart(delivery, event_time))
         if message is not None
         else within_envelope(delivery, event_time),
@@ -42,8 +42,8 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def _is_open(channel: dict[str, Any], kind: str, *, alone: bool) -> bool:
-    """Whether this is an Open Messaging channel. In an envelope the channel must name its platform: without it, the
-    document may be that of another sender."""
+    """Whether this is an Open Messaging channel. Inside an envelope (`alone` is false) the channel must name its
+    platform. A document without the platform may come from another sender."""
     platform = channel.get("platform")
     if isinstance(platform, str):
         return platform.casefold() == "open"

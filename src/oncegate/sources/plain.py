@@ -1,4 +1,4 @@
-"""Read any other JSON object as an event, with its members at configurable paths."""
+"""Read JSON objects that no other source recognises. The paths to id, type, entity, state and time are configurable."""
 
 from typing import Any
 
@@ -12,12 +12,13 @@ from oncegate.sources.fields import Place, first, identifier, named, parsed, pat
 
 
 def _within_detail(found: tuple[Place, ...]) -> tuple[Place, ...]:
-    """The same paths in `detail`, for a document that has a detail but is not an envelope."""
+    """Return the given paths inside `detail`, for a document that has a detail but is not an envelope."""
     return tuple(("detail", (member, *rest)) for member, rest in found)
 
 
 class Paths(Struct, frozen=True):
-    """The paths of the members of a plain event. The first path with a value counts."""
+    """The paths at which the fields of a plain event are read. Of several paths, the first path with a value is
+    used."""
 
     source: str = "plain"
     id: tuple[Place, ...] = places("id", "eventId")
@@ -29,8 +30,9 @@ class Paths(Struct, frozen=True):
 
 
 PATHS = Paths()
-# The default paths for a document without these members in its detail, and for one without any of these members.
-_OUTSIDE = Paths(entity=tutorials.ENTITY, state=tutorials.STATE, time=tutorials.TIME)
+# Shorter default paths, for speed: for a document whose detail has no entity, state or time, and for a document that
+# has no entity, state or time at all.
+_OUTSIDE_DETAIL = Paths(entity=tutorials.ENTITY, state=tutorials.STATE, time=tutorials.TIME)
 _NOWHERE = Paths(entity=(), state=(), time=())
 _MEMBERS = {member for member, _ in (*tutorials.ENTITY, *tutorials.STATE, *tutorials.TIME)}
 
@@ -45,10 +47,10 @@ def paths(
     state: str | None = None,
     time: str | None = None,
 ) -> Paths:
-    """Paths in dotted form: `paths(id="meta.id", entity="call.id", time="meta.at")`.
+    """Make Paths from paths in dotted form: `paths(id="meta.id", entity="call.id", time="meta.at")`.
 
-    Alternatives are separated by spaces; the first one with a value counts. A member without a path is looked for at
-    the default paths.
+    Several paths in one string are separated by spaces, and the first path with a value is used. A field that is not
+    given is read at its default paths. Raises SettingError for an invalid path or an empty `source`.
     """
     given = {"id": id, "type": type, "entity": entity, "part": part, "state": state, "time": time}
     if not isinstance(source, str) or not source:
@@ -63,14 +65,14 @@ def _paths(member: str, dotted: str) -> tuple[Place, ...]:
 
 
 def has_id(delivery: Delivery, paths: Paths) -> bool:
-    return first(_opened(delivery.body), paths.id) is not None
+    return first(_with_parsed_detail(delivery.body), paths.id) is not None
 
 
 def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     body = delivery.body
-    document = _opened(body)
+    document = _with_parsed_detail(body)
     if paths is PATHS and (type(detail := document.get("detail")) is not dict or _MEMBERS.isdisjoint(detail)):
-        paths = _NOWHERE if _MEMBERS.isdisjoint(document) else _OUTSIDE
+        paths = _NOWHERE if _MEMBERS.isdisjoint(document) else _OUTSIDE_DETAIL
     event_id = identifier(first(document, paths.id))
     return Event(
         source=paths.source,
@@ -87,7 +89,7 @@ def read(delivery: Delivery, paths: Paths = PATHS) -> Event:
     )
 
 
-def _opened(body: dict[str, Any]) -> dict[str, Any]:
-    """The document; a detail that is the JSON text of an object is decoded."""
+def _with_parsed_detail(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the document. If its detail is the JSON text of an object, the detail is decoded."""
     detail = body.get("detail")
     return {**body, "detail": parsed(detail)} if type(detail) is str else body

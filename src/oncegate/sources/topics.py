@@ -1,4 +1,4 @@
-"""The topics of Genesys Cloud: the paths in the bodies of each topic, and a rule for all other topics."""
+"""The topics of Genesys Cloud: which paths the bodies of each topic have, with a rule for all other topics."""
 
 import re
 from functools import lru_cache
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from oncegate.sources.fields import Path, Place, named, places
 
-# The time of the event or of the last change. A creation time is not among them, because it never changes.
+# Paths to the time of the event or of the last change. The list has no creation times, because they never change.
 _TIME = places(
     "eventTime",
     "timestamp",
@@ -39,13 +39,14 @@ _STATE = places(
 
 
 class Topic(Struct, frozen=True):
-    """The paths in the bodies of a topic. The first path with a value counts.
+    """The paths in the bodies of a topic. Of several paths to a field, the first path with a value is used.
 
-    - `entity`: if no path has a value, the entity is the first id in the topic's name.
-    - `names`: paths to that id in the body.
-    - `own`: paths to the id of the event itself. With `each`, the items of this list have an id each.
+    - `entity`: paths to the entity. If no path has a value, the entity is the first id in the topic's name.
+    - `names`: paths in the body to the id that the topic's name contains.
+    - `own`: paths to the id of the event itself.
+    - `each`: path to a list whose items each have an id. The paths of `own` then start at an item of this list.
     - `identifies`: the key is made from `own` alone.
-    - `latest`: of several times, the latest is that of the event.
+    - `latest`: if the body has several times, the latest time is the time of the event.
     - `snapshot`: the state is inside the participants.
     - `frame`: a message of this topic is not an event.
     """
@@ -78,7 +79,7 @@ _TRANSCRIPTION = Topic(
 _ATTRIBUTES = Topic("attributes", part=places("participantId"))
 _CHAT_MESSAGE = Topic("message", part=(), own=(("id",),))
 _OUTBOUND = Topic("outbound", state=(*places("wrapupCode"), *_STATE))
-# The times in this body are not those of joining or leaving.
+# The body has no time of joining or leaving; its times have other meanings.
 _QUEUE_MEMBER = Topic(
     "queue member", places("queueId"), places("id"), places("joined"), time=(), names=places("queueId")
 )
@@ -97,7 +98,7 @@ _ACTIVITY = Topic(
 )
 _FRAME = Topic("frame", frame=True)
 
-# The first pattern that matches the template counts. Patterns are compiled at the first use, not at import.
+# The first pattern that matches the template of a topic is used. Patterns are compiled at the first use, not at import.
 _TOPICS = (
     (r"v2\.detail\.events\.conversation\.\{id\}\.attributes$", _ATTRIBUTES),
     (r"v2\.detail\.events\.conversation\.\{id\}\.outbound", _OUTBOUND),
@@ -116,7 +117,8 @@ _TOPICS = (
     (r".*\boutbound\b", _OUTBOUND),
 )
 
-# No word of a topic has a digit or a hyphen, except for the version at its start.
+# A step of a topic with a digit or a hyphen is an id, because no word of a topic has them, except the version at the
+# start.
 _ID = r"[^.{]*[\d-][^.}]*|[a-f]{16,}|(?<=entityid\.)[^.]+"
 _OPEN = r"\{[^.}]*\}|(?<=entitytype\.)[^.]+"
 _IDS = re.compile(rf"(?<=\.)(?:{_ID})(?=\.|$)", re.IGNORECASE)
@@ -126,7 +128,8 @@ _LONGEST = 200
 
 
 def topic_of(name: str | None) -> tuple[str | None, Topic]:
-    """The template of a topic, such as `v2.users.{id}.presence`, and its rule. The name may contain ids."""
+    """Return the template of a topic, such as `v2.users.{id}.presence`, and the rule of the topic. `name` is a
+    template, or a name with ids."""
     if not name:
         return None, _ANY
     if len(name) > _LONGEST:
@@ -135,22 +138,22 @@ def topic_of(name: str | None) -> tuple[str | None, Topic]:
 
 
 def is_topic(name: Any) -> bool:
-    """Whether this is the name of a topic."""
     return type(name) is str and name[:3] in ("v2.", "V2.")
 
 
 def template_of(kind: str | None) -> str | None:
-    """The template of a type that is a topic; any other type unchanged."""
+    """Return the template of a type that is a topic. Other types are returned unchanged."""
     return topic_of(kind)[0] if is_topic(kind) else kind
 
 
 def id_of(kind: str | None) -> str | None:
-    """The first id in a type that is a topic; else None."""
+    """Return the first id in a type that is a topic. Returns None for other types."""
     return id_in(kind, topic_of(kind)[0]) if kind is not None and is_topic(kind) else None
 
 
 def id_in(name: str, template: str | None) -> str | None:
-    """The first id in a topic's name: the step at `{id}` in its template, else the first step that looks like an id."""
+    """Return the first id in a topic's name: the step at the place of `{id}` in the template, otherwise the first step
+    that looks like an id."""
     steps, gaps = name.split("."), (template or "").split(".")
     if len(steps) == len(gaps):
         for place, step in enumerate(steps):
@@ -161,12 +164,13 @@ def id_in(name: str, template: str | None) -> str | None:
 
 
 def filled(topic: str, body: dict[str, Any]) -> str:
-    """The name of a topic from its template and the id in a body; the template if the body has no id."""
+    """Make the name of a topic from its template and the id in a body. Returns the template if the body has no id."""
     found = named(body, topic_of(topic)[1].names)
     return topic if found is None else _GAP.sub(lambda _: found, topic)
 
 
-# There are few templates. Names with ids are not cached: there are too many.
+# The cache is for templates, because there are few. `topic_of` replaces UUIDs first, because there are too many names
+# with UUIDs to cache.
 @lru_cache(maxsize=512)
 def _topic_of(name: str) -> tuple[str, Topic]:
     template = _PLACES.sub("{id}", name)

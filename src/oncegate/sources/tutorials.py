@@ -1,4 +1,4 @@
-"""Read the event formats of tutorials about Genesys and NICE CXone, which neither platform sends."""
+"""Read the event formats that tutorials about Genesys and NICE CXone use, but that neither platform sends."""
 
 from typing import Any
 
@@ -32,9 +32,10 @@ def read(delivery: Delivery) -> Event | None:
 
 
 def guess(delivery: Delivery) -> Event | None:
-    """Reads the detail of a tutorial's envelope alone, as the input path `$.detail` delivers it. Its key is the same as
-    in the envelope. All three members are required, because fewer could belong to another sender's event. No tutorial
-    uses `eventId` here."""
+    """Read a detail in the format of a tutorial that arrives without its envelope. The input path `$.detail` delivers
+    such a detail. The key is the same as with the envelope. The detail must have `conversationId`, `eventType` and
+    `timestamp`, because an event of another sender could have two of them. It must not have `eventId`, because no
+    tutorial uses `eventId` in a detail. Returns None for other deliveries."""
     body = delivery.body
     if delivery.envelope is not None or "eventId" in body:
         return None
@@ -67,7 +68,7 @@ def _read(delivery: Delivery, envelope: dict[str, Any], source: str, entity: Any
 
 
 def _without_trace(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without the trace id, which differs between copies."""
+    """Return the body without the trace id, because the trace id differs between copies of one event."""
     metadata = body.get("metadata")
     if not isinstance(metadata, dict) or _TRACE not in metadata:
         return body
