@@ -70,8 +70,8 @@ _Result = _Problem | None  # None: the copy is a dead letter
 
 
 def claim_requests(jobs: Sequence[Job], config: GateConfig, *, marks: bool = False) -> list[Claim]:
-    """Returns one claim for each job. Each delivery and key gets a random owner here, before the first byte is sent, so
-    every retry of the request has the same owner."""
+    """Returns one claim for each job. Each pair of a delivery and a key gets a random owner here, before the first byte
+    is sent, so every retry of the request has the same owner."""
     namespace, lease, retention = config.namespace, config.lease, config.retention
     sliding_limit = config.sliding_limit if config.sliding else 0
     return [
@@ -131,9 +131,9 @@ class DeadLetters:
 
     def bury_failed(self, failed: Sequence[FailedAfterMark], *salt: str) -> None:
         """Bury events that were marked as done and then failed. A completed record stays completed, so each copy gets a
-        separate key. An earlier failure may already use that key, because it was redriven or has different content. In
-        this case the copy gets a random key. The copy must be stored now: further deliveries of the event are
-        duplicates."""
+        separate key. That key may already be taken by the copy of an earlier failure, if that copy was redriven or has
+        different content. In this case the copy gets a random key. The copy must be stored now: further deliveries of
+        the event are duplicates."""
         copies = [Job(each.job.event, _failed_key(each.job, *salt), each.job.payload_hash) for each in failed]
         taken = []
         for each, copy, result in zip(
@@ -251,9 +251,9 @@ def _is_cut(verdict: Verdict, payload: bytes) -> bool:
 
 
 def _not_the_copy(copy: Job, verdict: Duplicate | InFlight | Conflict | Buried) -> _Result:
-    """Returns why the record under the copy's key is not a stored copy. Returns None if the record is the stored copy,
-    or was the stored copy until it was redriven and run. A failed event needs a dead letter now, so for a failed event
-    a record that was redriven and run does not count."""
+    """Returns why the record under the copy's key is not a stored copy. Returns None if the record is the stored copy.
+    A record that was the stored copy until it was redriven and run also gives None, except for a failed event: a failed
+    event needs a dead letter now."""
     match verdict:
         case InFlight():
             return _problem(_Cause.BEING_STORED)

@@ -16,12 +16,12 @@ class Lease(Struct, eq=False, gc=False):
     """A claim that this process holds: its namespace and key, and the record that the store granted. `granted_at` is
     the store's time of the grant.
 
-    `held_since` and `valid_until` are on the boot clock. They are counted from the time before the request was sent. So
-    the lease ends here at the same time as in the store, or earlier, even if the network is slow. The only exception is
-    a store whose clock is set ahead (see docs/decisions.md). A lease that is `ending` is being settled and is not
-    renewed any more: the store refuses to renew a settled claim, and this would look like a lost lease. `on_lost` is
-    called when the lease is lost. gc=False is safe: the code that sets `on_lost` resets it, so no reference cycle
-    remains.
+    `held_since` and `valid_until` are on the boot clock. They are counted from a time that is read just before the
+    request is sent. So the lease ends here at the same time as in the store, or earlier, even if the network is slow.
+    The only exception is a store whose clock is set ahead (see docs/decisions.md). A lease that is `ending` is being
+    settled and is not renewed any more: the store refuses to renew a settled claim, and this would look like a lost
+    lease. `on_lost` is called when the lease is lost. gc=False is safe: the code that sets `on_lost` resets it, so no
+    reference cycle remains.
     """
 
     namespace: str
@@ -49,8 +49,8 @@ class Heartbeat:
     of this length, for at most `max_hold`. Both are in microseconds.
 
     The thread starts with the first lease and ends when there is no lease to renew. `on_lost` is called with each lease
-    that is lost while it is held. An event whose lease is held here is not started here again, even if the lease is
-    lost: `adopt` gives a new grant to the handler that still runs.
+    that is lost while it is held. A lease is held here until it is dropped, even if it is lost. Until then its event is
+    not started here again: `adopt` gives a new grant to the handler that still runs.
     """
 
     def __init__(

@@ -42,12 +42,13 @@ class Outcome(Struct, frozen=True):
     """The result of one event.
 
     `original` is the record that decided the outcome, and `at` is the store's time of that decision. Both are None if
-    no record decided. `kept` is the key of the dead letter that has a copy of the event. `raised` is the part of an
-    exception of a handler or key function that a log may contain. `differs` lists the first paths at which a
-    conflicting event differs from the original, if the content of the original is still available. `retry_after` is the
-    delay before the next attempt that the handler requested, in microseconds. `cut` means that an unreadable event was
-    too large for the store, and only its first part was stored. `stored` means that the store holds the event, and the
-    event will be retried. `cause` is set only if code has to distinguish this failure from other failures.
+    no record decided. `kept` is the key of the dead letter that has a copy of the event. `raised` describes an
+    exception of a handler or key function. It has only the part of the exception that may be written to a log.
+    `differs` lists the first paths at which a conflicting event differs from the original, if the content of the
+    original is still available. `retry_after` is the delay, in microseconds, that the handler requested before the next
+    attempt. `cut` means that an unreadable event was too large for the store, and only its first part was stored.
+    `stored` means that the store holds the event, and the event will be retried. `cause` is set only if code has to
+    distinguish this failure from other failures.
     """
 
     status: Status
@@ -138,7 +139,7 @@ def _buried(outcome: Outcome) -> str:
         return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
     if original is not None and original.state == DEAD:
         return f"Not run: an earlier delivery was buried as dead letter {outcome.key} ({outcome.error})."
-    ran = outcome.event.attempt - (outcome.raised is None)  # without an exception, no handler ran in the last attempt
+    ran = outcome.event.attempt - (outcome.raised is None)  # no exception: buried before the last attempt ran
     if ran < 1:
         return f"Not run, and buried as dead letter {outcome.key}: {outcome.error}."
     return f"Buried as dead letter {outcome.key} after {times(ran, 'attempt')}: {outcome.error}."
@@ -187,9 +188,9 @@ class StatusRule(Struct, frozen=True):
     """What a status means to every part of the program.
 
     `acked` says whether the delivery may be acknowledged. `http` is the status code of the HTTP answer. Some senders
-    retry only on 5xx, so an event that must be delivered again is answered with 503. `figure` is the counter of a
-    worker that counts this status. `is_error` says whether a trace marks the event as an error. `colour` is the colour
-    in a terminal.
+    retry only on 5xx, so an event that must be delivered again is answered with 503. `figure` is the name of the
+    worker's counter for this status; None if no counter counts it. `is_error` says whether a trace marks the event as
+    an error. `colour` is the colour in a terminal.
     """
 
     acked: bool

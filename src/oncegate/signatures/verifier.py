@@ -22,8 +22,8 @@ class Verified(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The result for a request that is rejected: the HTTP code and the reason for the response. The reason never
-    contains a secret or the expected signature.
+    """The result for a request that is rejected: the HTTP code and the reason, both to be sent in the response. The
+    reason never contains a secret or the expected signature.
 
     The truth value of Refused is false, so that `if verifier.check(…):` does not accept invalid requests by mistake.
     """
@@ -164,7 +164,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 class RequestSignatures(Struct, frozen=True):
     """The signatures of a request; at least one must match. `before` and `after` are the signed bytes before and after
-    the body. `refusal` is the reason for the response if no signature matches."""
+    the body. `refusal` is the reason to send in the response if no signature matches."""
 
     signatures: list[bytes]
     refusal: str
@@ -221,8 +221,8 @@ class Verifier:
 
     def check(self, headers: Headers, body: Body, now: int) -> Verdict:
         """Check whether the request is signed with one of the secrets. `body` is the raw body, and `now` is the Unix
-        time in microseconds. For an invalid request, the method returns Refused and never raises an exception. Raises
-        TypeError if `body` is not bytes."""
+        time in microseconds. For an invalid request, the method returns Refused and does not raise. The only exception
+        that it raises is TypeError, for a wrong call: if `body` is not bytes."""
         if not isinstance(body, bytes | bytearray | memoryview):
             raise TypeError("a signature is checked over the raw bytes of the body, before it is decoded or parsed")
         parsed = self._scheme.parse_headers(headers, now)

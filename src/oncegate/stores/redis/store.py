@@ -98,8 +98,9 @@ class RedisStore:
         return _verdicts(requests, zip(calls, replies, strict=True))
 
     def _give_back(self, requests: Sequence[Claim], calls: Sequence[Call], replies: Sequence[Reply]) -> None:
-        """Release the claims that were granted although `claim` fails: another part of the batch failed, or too few
-        replicas confirmed the grant. Without the release, events that never ran would lose an attempt."""
+        """When `claim` fails, release the claims that were granted nevertheless. `claim` fails because another part of
+        the batch failed, or because too few replicas confirmed the grant. Without the release, events that never ran
+        would lose an attempt."""
         answers = [reply.unconfirmed_reply if isinstance(reply, CommandFailed) else reply for reply in replies]
         answered = [(call, answer) for call, answer in zip(calls, answers, strict=True) if answer is not None]
         verdicts = _verdicts(requests, answered)
