@@ -433,5 +433,5 @@ def test_visibility_and_lease(
         for finding in judged:
             mended = microseconds(finding.mend.partition("=")[2], "visibility")
             assert not list(queue_rules.lease(replace(facts, worker_visibility=mended)))
-    assert "**`visibility` must be at least the `lease`.**" in GUIDE
+    assert "**`visibility` must be at least the `lease`.**" in " ".join(GUIDE.split())
     gate.close()
