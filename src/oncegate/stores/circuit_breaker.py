@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oncegate import forks
+from oncegate.backoff import Backoff
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import StoreError, StoreReadOnly, StoreUnavailable, Unkeepable
@@ -45,7 +46,7 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._generation = 0
         self._failures = 0
-        self._pause = _FIRST_PAUSE
+        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, jitter=False)
         self._open_until: int | None = None
         self._recent: deque[int] = deque(maxlen=_RECENT_ANSWERS)  # times of the last answers, per ten items
         self._probing = False
@@ -128,8 +129,9 @@ class CircuitBreaker:
         if self._failures < IN_A_ROW and self._open_until is None:
             return None
         self._generation += 1
-        self._pause = _FIRST_PAUSE if self._open_until is None else min(2 * self._pause, _LONGEST_PAUSE)
-        self._open_until = self.boot() + self._pause
+        if self._open_until is None:
+            self._pauses.reset()
+        self._open_until = self.boot() + int(self._pauses.next_pause())
         self._probing = False
         return "breaker.opened"
 
