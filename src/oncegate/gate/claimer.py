@@ -393,18 +393,19 @@ class Claimer:
         """Handle jobs for which the store gave no answer. A job runs without a claim if the policy for its event allows
         this. Otherwise the job has failed."""
         for job in jobs:
-            unguarded = self._config.unguarded(job.event) and job.bury_reason is None
-            detail = "unguarded" if unguarded else "refuse"
-            self._observers.notify("policy.store_error", job.event, job.key, detail=detail)
-            if unguarded:
+            if self._config.unguarded(job.event) and job.bury_reason is None:
+                self._observers.notify("policy.store_error", job.event, job.key, detail="unguarded")
                 job.unguarded = error
             else:
-                job.outcome = replace(job.failed(error), cause=Cause.STORE_UNAVAILABLE)
+                self._fail(job, error)
 
     def _not_admitted(self, jobs: Sequence[Job], error: str) -> None:
         for job in jobs:
-            self._observers.notify("policy.store_error", job.event, job.key, detail="refuse")
-            job.outcome = replace(job.failed(error), cause=Cause.STORE_UNAVAILABLE)
+            self._fail(job, error)
+
+    def _fail(self, job: Job, error: str) -> None:
+        self._observers.notify("policy.store_error", job.event, job.key, detail="refuse")
+        job.outcome = replace(job.failed(error), cause=Cause.STORE_UNAVAILABLE)
 
     def _answer_by_reading(self, requests: Sequence[Claim | Admit], jobs: Sequence[Job]) -> list[Job]:
         """Answer jobs of completed and buried events by reading a read-only store. Returns the jobs that were not

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from oncegate.claims import DEAD, RELEASED, Record
 from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
+from oncegate.text import clean
 
 Status: TypeAlias = Literal[
     "processed",
@@ -76,7 +77,7 @@ class Outcome(Struct, frozen=True):
     def reason(self) -> str:
         """One sentence for people, on one line. Control characters are escaped."""
         sentence = " ".join(STATUSES[self.status].sentence(self).split())
-        return sentence if sentence.isprintable() else _printable(sentence)
+        return sentence if sentence.isprintable() else clean(sentence)
 
     @property
     def discreet(self) -> str:
@@ -157,10 +158,6 @@ def _unguarded(outcome: Outcome) -> str:
 
 def _skipped(outcome: Outcome) -> str:
     return f"Skipped: {outcome.error}."
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _original(outcome: Outcome) -> str:
