@@ -170,7 +170,7 @@ def test_exit_codes_are_listed() -> None:
     assert {int(code) for code, _ in listed} == codes == set(exit_codes.MEANINGS)
     for code, meaning in listed:
         assert meaning.replace("`", "").startswith(exit_codes.MEANINGS[int(code)])
-    shown = re.findall(r"^  (\d+) +(.+)$", cli.epilog or "", re.MULTILINE)
+    shown = re.findall(r"^  (\d+) +(.+)$", cli.get_help(click.Context(cli)), re.MULTILINE)
     assert {int(code): meaning for code, meaning in shown} == exit_codes.MEANINGS
 
 

@@ -1,5 +1,8 @@
 """The public names and the error tree."""
 
+import subprocess
+import sys
+
 import oncegate
 from oncegate import errors
 
@@ -29,6 +32,14 @@ def test_public_names() -> None:
     ]
     assert sorted(oncegate.__all__) == ["Event", "Gate", "OncegateError", "Outcome", "keys", "open_store", "read"]
     assert all(hasattr(oncegate, name) for name in oncegate.__all__)
+
+
+def test_public_names_are_listed() -> None:
+    """`dir(oncegate)` lists the public names, and imports none of them."""
+    code = "import sys, oncegate; names = dir(oncegate); print(*names); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {*oncegate.__all__, "__version__"} <= set(done.stdout.split())
+    assert not {"oncegate.gate", "oncegate.stores", "msgspec"} & set(done.stderr.split())
 
 
 def test_one_error_tree() -> None:

@@ -35,3 +35,7 @@ if not TYPE_CHECKING:  # with __getattr__, a type checker would accept names tha
         value = getattr(module, name) if name in _MODULES else module
         globals()[name] = value
         return value
+
+    def __dir__() -> list[str]:
+        """The names of this module and the public names that are not imported yet, for completion in a shell."""
+        return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from oncegate.cli.commands import CliGroup
 from oncegate.cli.handlers import chosen_handler, forward_problems
 from oncegate.cli.options import examine_settings, exit_on_problems, output_option, with_settings
 from oncegate.cli.output import print_text, show_json, show_table
@@ -48,12 +49,19 @@ _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
 }
 
 
-@click.group()
+@click.group(
+    cls=CliGroup,
+    short_help="Check or show the settings.",
+    examples=("oncegate config check", "oncegate config show --config crm.toml"),
+)
 def config() -> None:
     """Check or show the settings."""
 
 
-@config.command(short_help="Report all problems.")
+@config.command(
+    short_help="Report all problems.",
+    examples=("oncegate config check", "oncegate config check --config crm.toml"),
+)
 def check() -> None:
     """Check the settings, and report all problems at once.
 
@@ -97,7 +105,10 @@ def _forwarding_problems(*routes: Settings) -> Iterator[str]:
                     yield from forward_problems(route, path)
 
 
-@config.command(short_help="Show values and origins.")
+@config.command(
+    short_help="Show values and origins.",
+    examples=("oncegate config show", "oncegate config show --config crm.toml --output json"),
+)
 @with_settings()
 @output_option
 def show(settings: Settings, output: str) -> None:

@@ -11,6 +11,7 @@ import click
 from oncegate.carriers import delivery
 from oncegate.claims import DEAD, Redrive, Reset
 from oncegate.cli import exit_codes, options
+from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
     address_of,
@@ -43,12 +44,20 @@ _PAUSE = "1ms"
 _MOST_KEYS = 3  # in a message
 
 
-@click.group(short_help="List or handle dead letters.")
+@click.group(
+    cls=CliGroup,
+    short_help="List or handle dead letters.",
+    examples=("oncegate dlq list", f"oncegate dlq show {EXAMPLE_KEY}", f"oncegate dlq redrive {EXAMPLE_KEY}"),
+)
 def dlq() -> None:
     """List, show, redrive or drop dead letters."""
 
 
-@dlq.command(name="list", short_help="List dead letters.")
+@dlq.command(
+    name="list",
+    short_help="List dead letters.",
+    examples=("oncegate dlq list", "oncegate dlq list --namespace default --limit 20 --output json"),
+)
 @store_options
 @click.option(
     "--limit", type=number(most=_MOST), metavar="NUMBER", default=100, show_default=True, help="Maximum number to list."
@@ -81,7 +90,10 @@ def _row(entry: Entry) -> tuple[Any, ...]:
     return entry.key.hex(), entry.namespace, about.delivery_id, about.type, record.attempts, first_seen, error
 
 
-@dlq.command(short_help="Show a dead letter.")
+@dlq.command(
+    short_help="Show a dead letter.",
+    examples=(f"oncegate dlq show {EXAMPLE_KEY}", f"oncegate dlq show {EXAMPLE_KEY} --output json"),
+)
 @record_options
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY and its payload."""
@@ -94,7 +106,10 @@ def show(key: bytes, settings: Settings, output: str) -> None:
     show_facts(fields(entry, readable_time) | {"payload": payload_text(entry.record)})
 
 
-@dlq.command(short_help="Run dead letters again.")
+@dlq.command(
+    short_help="Run dead letters again.",
+    examples=(f"oncegate dlq redrive {EXAMPLE_KEY}", "oncegate dlq redrive --all --handler app:on_event"),
+)
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter.")
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Run the events now, with this handler.")
@@ -194,7 +209,10 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
         time.sleep(microseconds(_PAUSE, "pause") / 1e6)
 
 
-@dlq.command(short_help="Delete dead letters.")
+@dlq.command(
+    short_help="Delete dead letters.",
+    examples=(f"oncegate dlq drop {EXAMPLE_KEY}", "oncegate dlq drop --all --namespace default --yes"),
+)
 @click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
 @click.option("--all", "all_", is_flag=True, help="Every dead letter.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import print_text, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
@@ -29,7 +30,21 @@ _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNING
 Findings = list[tuple[str, Finding]]
 
 
-@click.command(short_help="Check a deployment for known problems.")
+@click.command(
+    cls=CliCommand,
+    short_help="Check a deployment for known problems.",
+    examples=(
+        "oncegate doctor",
+        "oncegate doctor --store redis://cache.example.com:6379",
+        "oncegate doctor --name crm --region eu-central-1",
+        "oncegate doctor --queue crm-events --lease 30s --retention 7d --output json",
+    ),
+    exit_codes={
+        exit_codes.OK: "no errors and no warnings",
+        exit_codes.ERRORS_FOUND: "errors: events are lost or doubled",
+        exit_codes.WARNINGS_FOUND: "warnings: events are lost or doubled if something else also fails",
+    },
+)
 @click.option("--name", metavar="NAME", help="The name of a deployment that `oncegate infra up` created.")
 @click.option("--queue", metavar="NAME|URL|ARN", help="An SQS queue.")
 @click.option(
@@ -53,12 +68,6 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 
     Each finding says what was found, why it matters and how to fix it. Nothing is changed. If no part of a deployment
     is named, only the settings and their store are checked. The rules are listed in docs/doctor.md.
-
-    \b
-    Exit codes:
-      0   no errors and no warnings
-      10  errors: events are lost or doubled
-      11  warnings: events are lost or doubled if something else also fails
     """
     facts = _with_deployment(_facts_of_settings(settings, parts), settings, parts, region, endpoint)
     found = check(facts)

@@ -9,6 +9,7 @@ import msgspec
 
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.explanations import Explainers, Explanation, TriedRoute
 from oncegate.cli.options import NAMESPACE_FILTER, namespace_of, number, output_option, read_only_store, with_settings
@@ -34,9 +35,17 @@ _MOST = 1_000_000
 _SHOWN = 100
 
 
-@click.command(short_help="Say whether an event was run, and why.")
+@click.command(
+    cls=CliCommand,
+    short_help="Say whether an event was run, and why.",
+    examples=(
+        "oncegate explain evt-1",
+        "oncegate explain --file event.json --output json",
+        "oncegate explain evt-1 --store sqlite:///oncegate.db --namespace default",
+    ),
+)
 @click.argument("id_", metavar="[ID]", required=False)
-@click.option("--file", metavar="FILE", help="Explain each event of a file; - reads stdin.")
+@click.option("--file", type=FileName(), metavar="FILE", help="Explain each event of a file; - reads stdin.")
 @click.option(
     "--scan",
     type=number(),

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from oncegate.cli.commands import CliGroup, FileName
 from oncegate.cli.options import output_option
 from oncegate.durations import microseconds
 from oncegate.errors import MissingExtra, SettingError
@@ -27,7 +28,16 @@ _TO_ADD: Final = {
 }
 
 
-@click.group(short_help="Create, show or delete AWS parts.")
+@click.group(
+    cls=CliGroup,
+    short_help="Create, show or delete AWS parts.",
+    examples=(
+        "oncegate infra up --name crm --dry-run",
+        "oncegate infra show --name crm",
+        "oncegate infra template --name crm > crm.json",
+    ),
+    reads_settings=False,
+)
 def infra() -> None:
     """Create, show or delete the AWS parts of a deployment, or print them as a template.
 
@@ -70,7 +80,12 @@ _PART_OPTIONS = (
         metavar="NUMBER",
         help="Number of receives after which a message becomes a dead letter.",
     ),
-    click.option("--lambda-zip", metavar="FILE", help="The package of a Lambda function that handles the events."),
+    click.option(
+        "--lambda-zip",
+        type=FileName(),
+        metavar="FILE",
+        help="The package of a Lambda function that handles the events.",
+    ),
     click.option(
         "--lambda-handler", metavar="MODULE.FUNCTION", help="The handler of the function.  [default: app.handler]"
     ),
@@ -107,7 +122,15 @@ def _with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Comman
     return decorate
 
 
-@infra.command(short_help="Create or change the parts.")
+@infra.command(
+    short_help="Create or change the parts.",
+    examples=(
+        "oncegate infra up --name crm --partner-source aws.partner/genesys.com/cloud/0e5c3f2a/crm",
+        "oncegate infra up --name crm --lambda-zip function.zip --lambda-handler app.handler",
+        "oncegate infra up --name crm --no-rule --dry-run",
+    ),
+    reads_settings=False,
+)
 @_with_options(_NAME_OPTION, *_PART_OPTIONS, *_PLACE_OPTIONS)
 @click.option("--prune", is_flag=True, help="Delete parts of an earlier run that these options do not include.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation before deleting.")
@@ -127,7 +150,11 @@ def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, *
     _warn_about_default_bus(wanted)
 
 
-@infra.command(short_help="Delete the parts.")
+@infra.command(
+    short_help="Delete the parts.",
+    examples=("oncegate infra down --name crm --dry-run", "oncegate infra down --name crm --keep-table --yes"),
+    reads_settings=False,
+)
 @_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--keep-table", is_flag=True, help="Keep the table with its records.")
@@ -138,7 +165,11 @@ def down(name: str, region: str | None, endpoint: str | None, yes: bool, keep_ta
     _actions().down(name, region, endpoint, yes=yes, keep_table=keep_table, dry_run=dry_run)
 
 
-@infra.command(short_help="List the parts.")
+@infra.command(
+    short_help="List the parts.",
+    examples=("oncegate infra show --name crm", "oncegate infra show --name crm --region eu-central-1 --output json"),
+    reads_settings=False,
+)
 @_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
 @output_option
 def show(name: str, region: str | None, endpoint: str | None, output: str) -> None:
@@ -147,7 +178,11 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
     _actions().show(name, region, endpoint, output=output)
 
 
-@infra.command(short_help="Print a CloudFormation template.")
+@infra.command(
+    short_help="Print a CloudFormation template.",
+    examples=("oncegate infra template --name crm > crm.json", "oncegate infra template --name crm --policy"),
+    reads_settings=False,
+)
 @_with_options(_NAME_OPTION, *_PART_OPTIONS)
 @click.option("--policy", is_flag=True, help="Print the IAM policy that a consumer needs.")
 def template(policy: bool, **given: Any) -> None:

@@ -7,18 +7,26 @@ import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exit_codes, options
+from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.options import confirm, existing_store, find_record, read_only_store, record_options, store_options
 from oncegate.cli.output import print_error, print_text, readable_time, show_facts, show_json
 from oncegate.cli.records import NOT_CONSUMED, fields, sentence, stage_records
 from oncegate.settings import Settings
 
 
-@click.group()
+@click.group(
+    cls=CliGroup,
+    short_help="Show or reset the record of a key.",
+    examples=(f"oncegate keys show {EXAMPLE_KEY}", f"oncegate keys reset {EXAMPLE_KEY} --yes"),
+)
 def keys() -> None:
     """Show or reset the record of a key."""
 
 
-@keys.command(short_help="Show the record of a key.")
+@keys.command(
+    short_help="Show the record of a key.",
+    examples=(f"oncegate keys show {EXAMPLE_KEY}", f"oncegate keys show {EXAMPLE_KEY} --output json"),
+)
 @record_options
 def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the record of KEY, and what happens to the next delivery of its event."""
@@ -39,7 +47,10 @@ def show(key: bytes, settings: Settings, output: str) -> None:
         print_text(NOT_CONSUMED)
 
 
-@keys.command(short_help="Delete the record of a key.")
+@keys.command(
+    short_help="Delete the record of a key.",
+    examples=(f"oncegate keys reset {EXAMPLE_KEY}", f"oncegate keys reset {EXAMPLE_KEY} --namespace default --yes"),
+)
 @click.argument("key", type=options.key)
 @store_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -6,6 +6,7 @@ import click
 
 from oncegate import __version__
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliGroup
 from oncegate.cli.config import config
 from oncegate.cli.dlq import dlq
 from oncegate.cli.doctor import doctor
@@ -20,16 +21,20 @@ from oncegate.cli.verify import verify
 from oncegate.cli.work import work
 from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
-_EXIT_CODES = "\n".join(f"  {code:<3}  {meaning}" for code, meaning in exit_codes.MEANINGS.items())
-
 
 @click.group(
+    cls=CliGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
+    examples=(
+        "oncegate serve --handler log",
+        "oncegate explain evt-1",
+        "oncegate dlq list --store sqlite:///oncegate.db",
+        "oncegate doctor",
+    ),
+    exit_codes=exit_codes.MEANINGS,
 )
 @click.version_option(__version__, prog_name="oncegate")
-@click.option("--config", metavar="FILE", help="The settings file.  [default: oncegate.toml, if the file exists]")
-def cli(**_config: str | None) -> None:
+def cli() -> None:
     """Make every event take effect once, even if it is delivered several times."""
 
 

@@ -1,7 +1,7 @@
 """Options and helpers that several commands share."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from math import isnan
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from oncegate.canonical import HASH_SIZE
 from oncegate.claims import Address
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CONFIG, chosen_config
 from oncegate.cli.output import print_error, print_text
 from oncegate.settings import Settings, examine
 from oncegate.settings.parsing import as_text, shown
@@ -43,11 +44,11 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
         @wraps(command)
         def call(**given: Any) -> Any:
             flags = {setting.path: given.pop(setting.parameter) for setting in settings}
-            found, problems = examine_settings(flags | {"config": given.pop("config")})
+            found, problems = examine_settings(flags)
             exit_on_problems(problems)
             return command(settings=found, **given)
 
-        decorated = click.option("--config", metavar="FILE", hidden=True)(call)  # --config works after the command too
+        decorated: Callable[..., Any] = call
         for setting in reversed(settings):
             decorated = _option(setting)(decorated)
         return decorated
@@ -57,8 +58,7 @@ def with_settings(*settings: Setting) -> Callable[[Callable[..., Any]], Callable
 
 def examine_settings(flags: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """The settings for this command, and the problems of these settings."""
-    config = flags.get("config") or click.get_current_context().find_root().params["config"]
-    return examine(flags={**flags, "config": config})
+    return examine(flags={**flags, CONFIG: chosen_config()})
 
 
 def exit_on_problems(problems: list[str]) -> None:
@@ -77,7 +77,14 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.parameter, default=None, help=help_)
     metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
-    return click.option(setting.flag, setting.parameter, metavar=metavar, help=help_)
+    return click.option(
+        setting.flag, setting.parameter, metavar=metavar, help=help_, shell_complete=_completion(setting.choices)
+    )
+
+
+def _completion(choices: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Complete the value of an option in a shell."""
+    return lambda _context, _option, incomplete: [choice for choice in choices if choice.startswith(incomplete)]
 
 
 store_options = with_settings(STORE, NAMESPACE_FILTER)

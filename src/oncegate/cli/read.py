@@ -8,6 +8,7 @@ import msgspec
 
 from oncegate import keys
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.options import number, output_option, with_settings
 from oncegate.cli.output import print_text, readable_time, rfc3339, show_json_stream, show_table
@@ -24,8 +25,16 @@ _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
 
 
-@click.command(short_help="Show events and compare key strategies.")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.command(
+    cls=CliCommand,
+    short_help="Show events and compare key strategies.",
+    examples=(
+        "oncegate read events.jsonl",
+        """oncegate read events.jsonl --key 'fields("data.case.id")' --limit 10""",
+        "cat events.jsonl | oncegate read - --output json",
+    ),
+)
+@click.argument("files", metavar="FILE...", type=FileName(), nargs=-1, required=True)
 @click.option(
     "--key", "strategies", metavar="STRATEGY", multiple=True, help="An additional strategy to compare; repeatable."
 )

@@ -12,6 +12,7 @@ import click
 
 from oncegate import __version__
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import print_error
@@ -28,7 +29,16 @@ from oncegate.settings.schema import TABLES
 from oncegate.text import masked
 
 
-@click.command(short_help="Receive events over HTTP.")
+@click.command(
+    cls=CliCommand,
+    short_help="Receive events over HTTP.",
+    examples=(
+        "oncegate serve --handler log",
+        "oncegate serve --handler app:on_event --store sqlite:///crm.db --port 9000",
+        "oncegate serve --forward https://crm.example.com/events --lease 1m",
+        "oncegate serve --signature standard-webhooks --secret-env WEBHOOK_SECRET --handler app:on_event",
+    ),
+)
 @with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
     """Receive events at POST /events and POST /events/ROUTE, and run each event once.

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.options import NumberRange, number, output_option
 from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.durations import microseconds, times
@@ -50,7 +51,15 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     )
 
 
-@click.command(short_help="Generate and send test traffic.")
+@click.command(
+    cls=CliCommand,
+    short_help="Generate and send test traffic.",
+    examples=(
+        "oncegate simulate --to http://127.0.0.1:8080/events --truth truth.jsonl",
+        "oncegate simulate --to file://traffic.jsonl --events 100 --seed 7 --echo 0.1",
+    ),
+    reads_settings=False,
+)
 @click.option(
     "--to",
     "url",
@@ -93,7 +102,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 @click.option(
     "--seed", type=number(0, _MOST_SEED), metavar="NUMBER", help="Repeat the traffic of this seed.  [default: random]"
 )
-@click.option("--truth", metavar="FILE", help="Write the truth file that oncegate verify needs.")
+@click.option("--truth", type=FileName(), metavar="FILE", help="Write the truth file that oncegate verify needs.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 256),

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from oncegate.cli import exit_codes
+from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import open_input
 from oncegate.cli.options import number, output_option
 from oncegate.cli.output import print_note, print_text, show_json, show_table
@@ -14,11 +15,27 @@ from oncegate.simulate.truth import Truth, load
 from oncegate.simulate.verification import EffectComparison, EffectFinding, compare, effects
 
 
-@click.command(short_help="Compare effects with a truth file.")
-@click.option("--truth", metavar="FILE", required=True, help="The file that oncegate simulate --truth wrote.")
+@click.command(
+    cls=CliCommand,
+    short_help="Compare effects with a truth file.",
+    examples=(
+        "oncegate verify --truth truth.jsonl --effects effects.jsonl",
+        "oncegate verify --truth truth.jsonl --effects effects.jsonl --limit 5 --output json",
+    ),
+    exit_codes={
+        exit_codes.OK: "every event with an accepted delivery took effect exactly once, and nothing else did",
+        exit_codes.FAILED: "a file cannot be read",
+        exit_codes.NOT_ONCE: "events are lost, doubled or unknown",
+    },
+    reads_settings=False,
+)
+@click.option(
+    "--truth", type=FileName(), metavar="FILE", required=True, help="The file that oncegate simulate --truth wrote."
+)
 @click.option(
     "--effects",
     "effects_file",
+    type=FileName(),
     metavar="FILE",
     required=True,
     help="The effects: JSON lines with a key or an event_id, or the log of oncegate serve; - reads stdin.",
@@ -33,15 +50,7 @@ from oncegate.simulate.verification import EffectComparison, EffectFinding, comp
 )
 @output_option
 def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
-    """Compare the effects of simulated traffic with its truth file.
-
-    \b
-    Exit codes:
-      0  every event with an accepted delivery took
-         effect exactly once, and nothing else did
-      1  a file cannot be read
-      6  events are lost, doubled or unknown
-    """
+    """Compare the effects of simulated traffic with its truth file."""
     with open_input(truth) as lines:
         known = load(lines, truth)
     with open_input(effects_file) as lines:

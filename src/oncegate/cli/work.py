@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from oncegate import __version__
+from oncegate.cli.commands import CliCommand
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import print_error
@@ -97,7 +98,15 @@ class LiveFigures:
         return (done - before) * 1e6 / (now - then) if now > then else 0.0
 
 
-@click.command(short_help="Run events from a queue or the inbox.")
+@click.command(
+    cls=CliCommand,
+    short_help="Run events from a queue or the inbox.",
+    examples=(
+        "oncegate work inbox --handler app:on_event",
+        "oncegate work 'sqs://crm-events?region=eu-central-1' --handler app:on_event --store redis://127.0.0.1:6379",
+        "oncegate work 'sqs://crm-events?region=eu-central-1' --forward https://crm.example.com/events --in-hand 20",
+    ),
+)
 @click.argument("place", metavar="SOURCE")
 @with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def work(place: str, settings: Settings) -> None:

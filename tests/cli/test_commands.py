@@ -1,0 +1,261 @@
+"""Every command of the group: its help, its examples, `--config`, and completion in a shell."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from oncegate import Gate
+from oncegate.cli import exit_codes
+from oncegate.cli.commands import EXAMPLE_KEY, SECTIONS, CliCommand, CliGroup, section_of
+from oncegate.cli.main import cli
+from oncegate.settings.schema import SETTINGS
+from tests.cli.conftest import Run
+
+Path_ = tuple[str, ...]
+
+
+def walk(command: click.Command = cli, path: Path_ = ()) -> Iterator[tuple[Path_, click.Command]]:
+    """Each command and subcommand, with the words of its command line."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from walk(each, (*path, name))
+
+
+COMMANDS = dict(walk())
+every_command = pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+
+
+def helped(path: Path_, columns: int, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, err = oncegate(*path, "--help")
+    assert (code, err) == (exit_codes.OK, "")
+    return out
+
+
+class TestHelp:
+    @every_command
+    def test_the_class(self, path: Path_) -> None:
+        """Every command is a CliCommand or CliGroup (`cls=CliCommand`), which adds --config, headings and examples."""
+        assert isinstance(COMMANDS[path], CliGroup | CliCommand), f"give {' '.join(path)} cls=CliCommand"
+
+    @every_command
+    @pytest.mark.parametrize("columns", [80, 50])
+    def test_the_width(self, path: Path_, columns: int, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
+        """The help fits the terminal and cuts no text. Only a long name of an option may be wider."""
+        for line in helped(path, columns, monkeypatch, oncegate).splitlines():
+            assert len(line) <= columns or line.lstrip().startswith("-"), line
+            assert not line.endswith(("...", "…")) or line.lstrip().startswith(("-", "Usage:")), line
+
+    @every_command
+    def test_config_is_shown(self, path: Path_, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
+        """The help of every command shows --config and examples."""
+        out = helped(path, 80, monkeypatch, oncegate)
+        assert re.search(r"^General:$(?:\n.+)*\n  --config FILE +The settings file\.", out, re.MULTILINE)
+        assert "\nExamples:\n  " in out
+
+    @every_command
+    def test_lists_of_commands(self, path: Path_, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
+        """A list of commands has a whole sentence for each command."""
+        command = COMMANDS[path]
+        if not isinstance(command, click.Group):
+            return
+        out = " ".join(helped(path, 50, monkeypatch, oncegate).split())
+        for name, each in command.commands.items():
+            assert each.short_help is not None
+            assert each.short_help.endswith(".")
+            assert f" {name} {each.short_help}" in out
+
+    def test_headings(self) -> None:
+        """Each setting is below one heading, and no heading lists a name twice."""
+        settings = [click.Option([f"--{setting.parameter}"]) for setting in SETTINGS.values()]
+        assert [option.name for option in settings if section_of(option) == "Options"] == []
+        names = [name for listed in SECTIONS.values() for name in listed]
+        assert len(names) == len(set(names))
+        assert section_of(click.Option(["--new-option"])) == "Options"
+
+    def test_order_of_headings(self, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
+        """The options of serve are below headings; --help is below the last heading."""
+        out = helped(("serve",), 80, monkeypatch, oncegate)
+        headings = re.findall(r"^(\w[\w ]+):$", out, re.MULTILINE)
+        assert headings == [
+            *("Address", "Handler", "Store", "Key", "Signature", "Claims", "Retries", "Limits", "Forward"),
+            *("Fields of plain events", "Monitoring", "General", "Examples"),
+        ]
+        assert re.search(r"General:\n  --config[^-]+\n  -h, --help +Show this message and exit\.\n\nExamples:", out)
+
+    def test_exit_codes(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The main help lists every exit code."""
+        out = " ".join(helped((), 50, monkeypatch, oncegate).split())
+        assert all(f" {code} {meaning}" in out for code, meaning in exit_codes.MEANINGS.items())
+
+
+# ── examples ──────────────────────────────────────────────────────────────────────────────────────────────
+
+EXAMPLES = [(path, line) for path, command in COMMANDS.items() for line in getattr(command, "examples", ())]
+# These commands wait for requests, or need AWS or a server.
+NOT_RUN = re.compile(r"oncegate (serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http)")
+
+
+def arguments_of(line: str) -> list[str]:
+    """The arguments of oncegate in an example, which may be part of a pipe."""
+    (part,) = [part for part in re.split(r" \| | > ", line) if part.startswith("oncegate ")]
+    return shlex.split(part)[1:]
+
+
+def parse(arguments: list[str]) -> Path_:
+    """Parse a command line without running it; returns the words of its command."""
+    context = cli.make_context("oncegate", arguments)
+    path: Path_ = ()
+    while isinstance(context.command, click.Group):
+        name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        path = (*path, name or "")
+        context = command.make_context(name, rest, parent=context)
+    return path
+
+
+class TestExamples:
+    @every_command
+    def test_number(self, path: Path_) -> None:
+        """Every command has one to four examples, and the examples of a command show this command."""
+        examples = getattr(COMMANDS[path], "examples", ())
+        assert 1 <= len(examples) <= 4
+        assert all(parse(arguments_of(line))[: len(path)] == path for line in examples)
+
+    @pytest.mark.parametrize("line", ["oncegate dlq list --no-such", "oncegate work", "oncegate keys show 12"])
+    def test_the_check_finds_a_wrong_example(self, line: str) -> None:
+        """The check itself finds an unknown option, a missing argument and an invalid value."""
+        with pytest.raises(click.UsageError):
+            parse(arguments_of(line))
+
+    @pytest.mark.parametrize("line", [line for _, line in EXAMPLES if not NOT_RUN.match(line)])
+    def test_they_run(self, line: str, gate: Gate, tmp_path: Path) -> None:
+        """An example runs as printed in a folder with the files that it names."""
+        (tmp_path / "crm.toml").write_text('retention = "7d"\n')
+        (tmp_path / "app.py").write_text("def on_event(event): pass\n")
+        event = '{"id": "evt-1", "type": "call.ended", "data": {"case": {"id": 1}}}\n'
+        (tmp_path / "event.json").write_text(event)
+        (tmp_path / "events.jsonl").write_text(event * 2)
+        key = str(gate.run(event, lambda _: 1 / 0 if "dlq" in line else None).key)
+        main = [sys.executable, "-m", "oncegate"]
+        if "truth.jsonl" in line:
+            traffic = ["simulate", "--to", "file://t.jsonl", "--truth", "truth.jsonl", "--events", "1"]
+            subprocess.run([*main, *traffic], check=True, cwd=tmp_path, capture_output=True)
+            ran = re.search(r'"auto":"(\w+)"', (tmp_path / "truth.jsonl").read_text())
+            (tmp_path / "effects.jsonl").write_text(f'{{"key": "{ran[1] if ran else ""}"}}\n')
+        script = re.sub(r"\boncegate (?=[a-z-])", f"{shlex.join(main)} ", line, count=1).replace(EXAMPLE_KEY, key)
+        script = "yes | " * ("cat " not in line) + script
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
+        assert done.returncode == exit_codes.OK, done.stderr
+
+
+# ── --config ──────────────────────────────────────────────────────────────────────────────────────────────
+
+READERS = [path for path, command in COMMANDS.items() if path and getattr(command, "examples", ())]
+
+
+class TestConfig:
+    @pytest.mark.parametrize("command", ["dlq list", "explain x", "config show", "config check", "doctor", "keys show"])
+    def test_every_position(self, command: str, oncegate: Run, tmp_path: Path) -> None:
+        """--config is used before the command, between a group and its command, and after the command."""
+        (tmp_path / "mine.toml").write_text('no_such_setting = "1"\n')
+        words = [*command.split(), *(["0" * 32] if command == "keys show" else [])]
+        for place in range(len(command.split()) + 1):
+            code, _, err = oncegate(*words[:place], "--config", "mine.toml", *words[place:])
+            assert (code, "mine.toml: there is no setting no_such_setting" in err) == (exit_codes.USAGE, True), place
+
+    @every_command
+    def test_it_is_accepted(self, path: Path_, oncegate: Run) -> None:
+        """Every command accepts --config at every position."""
+        for place in range(len(path) + 1):
+            code, out, _ = oncegate(*path[:place], "--config", "mine.toml", *path[place:], "--help")
+            assert (code, out.startswith("Usage: ")) == (exit_codes.OK, True)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "--config a.toml --config b.toml dlq list",
+            "--config a.toml dlq --config b.toml list",
+            "dlq --config a.toml list --config b.toml",
+            "--config a.toml simulate --to - --config b.toml",
+        ],
+    )
+    def test_two_files(self, line: str, oncegate: Run) -> None:
+        """Two different files are an error that names both."""
+        code, _, err = oncegate(*line.split())
+        assert code == exit_codes.USAGE
+        assert "--config is given twice with different files, 'a.toml' and 'b.toml'; use it once" in err
+
+    def test_one_file_twice(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """The same file may be given twice."""
+        (tmp_path / "a.toml").write_text("")
+        assert oncegate("--config", "a.toml", "dlq", "--config", "a.toml", "list")[0] == exit_codes.OK
+
+    def test_an_empty_name(self, oncegate: Run) -> None:
+        """An empty name is an error, as a shell makes it from an unset variable."""
+        code, _, err = oncegate("dlq", "list", "--config", "")
+        assert (code, "the name of the file is empty" in err) == (exit_codes.USAGE, True)
+
+
+# ── completion ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def complete(words: str, *, folder: Path | None = None) -> list[str]:
+    """What bash is offered for the last of the words."""
+    environment = {
+        "_ONCEGATE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    command = [sys.executable, "-m", "oncegate"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, cwd=folder, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+class TestCompletion:
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ("oncegate d", ["plain,dlq", "plain,doctor"]),
+            ("oncegate dlq re", ["plain,redrive"]),
+            ("oncegate dlq list --na", ["plain,--namespace"]),
+            ("oncegate serve --mode ", ["plain,lease", "plain,mark_first"]),
+            ("oncegate dlq list --output j", ["plain,json"]),
+            ("oncegate read ev", ["file,ev"]),
+            ("oncegate verify --truth tr", ["file,tr"]),
+            ("oncegate --config on", ["file,on"]),
+            ("oncegate --config a.toml conf", ["plain,config"]),
+        ],
+    )
+    def test_bash(self, words: str, expected: list[str], tmp_path: Path) -> None:
+        """Bash is offered commands, options, choices and files."""
+        assert complete(words, folder=tmp_path) == expected
+
+    @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+    def test_scripts(self, shell: str) -> None:
+        """The script of each shell is printed."""
+        environment = os.environ | {"_ONCEGATE_COMPLETE": f"{shell}_source"}
+        command = [sys.executable, "-m", "oncegate"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        assert f"_ONCEGATE_COMPLETE={shell}_complete" in done.stdout
+
+    def test_it_is_quick(self) -> None:
+        """Completion imports no library of AWS or HTTP, which would take most of a second."""
+        code = (
+            "import sys\nfrom oncegate.cli.main import run\ntry:\n    run([])\n"
+            "except SystemExit:\n    print(*sys.modules, file=sys.stderr)"
+        )
+        environment = {"_ONCEGATE_COMPLETE": "bash_complete", "COMP_WORDS": "oncegate s", "COMP_CWORD": "1"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
+        assert done.stdout.split() == ["plain,serve", "plain,simulate"]
+        assert not {"boto3", "botocore", "httpx", "redis", "psycopg", "uvloop"} & set(done.stderr.split())
