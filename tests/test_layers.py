@@ -17,7 +17,10 @@ TESTS = Path(__file__).parent
 # In the order of an event. A module may import from its own layer and from the layers before it. The longest name that
 # fits a module counts. `gate.gate` is the public API above the ingress: `Gate` offers lambda_handler, worker and inbox.
 LAYERS = [
-    ["errors", "text", "backoff", "background", "durations", "clocks", "canonical", "forks", "instances", "times"],
+    [
+        *("errors", "text", "backoff", "background", "durations", "clocks", "canonical", "files", "forks", "instances"),
+        "times",
+    ],
     ["signatures"],
     ["events", "handler_threads"],
     ["carriers"],

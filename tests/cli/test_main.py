@@ -1,5 +1,7 @@
 """Errors of the command line: one sentence and an exit code."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.cli import exit_codes
+from oncegate.cli import dlq, exit_codes
 from tests.cli.conftest import Run
 
 
@@ -113,6 +115,15 @@ class TestErrors:
         code, _, err = oncegate("dlq", "list")
         assert code == exit_codes.STORE
         assert "is not an SQLite file" in err
+
+    def test_an_error_of_the_system(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error of the operating system that no command explains is one sentence, too."""
+
+        def fail(settings: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "x.db\x1b")
+
+        monkeypatch.setattr(dlq, "read_only_store", fail)
+        assert oncegate("dlq", "list") == (exit_codes.FAILED, "", "Error: cannot use x.db\\x1b: Too many open files\n")
 
     def test_without_the_extra(self, tmp_path: Path) -> None:
         """Without the libraries of the command line, the error has the pip command."""

@@ -33,7 +33,12 @@ def test_what_it_ends_with(oncegate: Run, tmp_path: Path) -> None:
 def test_every_option_is_in_the_guide() -> None:
     """The guide has all options and no others."""
     options = {each for parameter in cli.commands["simulate"].params for each in parameter.opts}
-    assert set(re.findall(r"--[a-z]+", TEXT)) == options - {"--output", "--config"} | {"--effects", "--handler", "--key", "--store"}
+    assert set(re.findall(r"--[a-z]+", TEXT)) == options - {"--output", "--config"} | {
+        "--effects",
+        "--handler",
+        "--key",
+        "--store",
+    }
 
 
 def test_defaults() -> None:

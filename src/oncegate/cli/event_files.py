@@ -6,6 +6,7 @@ read as a whole.
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from msgspec import Raw, Struct
 from oncegate.cli import exit_codes
 from oncegate.cli.output import Progress, print_error
 from oncegate.events import Event
+from oncegate.files import open_file
 from oncegate.sources import NO_HINTS, Hints, read
 
 _STDIN = "-"
@@ -37,10 +39,10 @@ def open_input(file: str) -> Iterator[BinaryIO]:
         if file == _STDIN:
             yield sys.stdin.buffer
             return
-        with open(file, "rb") as stream:
+        with open_file(file) as stream:
             yield stream
     except OSError as error:
-        print_error(f"cannot read {click.format_filename(file)}: {error.strerror or error}")
+        print_error(f"cannot read {file}: {error.strerror or error}")
         raise click.exceptions.Exit(exit_codes.FAILED) from error
 
 
@@ -170,7 +172,7 @@ def events_of(files: Sequence[str], hints: Hints = NO_HINTS) -> Iterator[FoundEv
     number = 0
     with Progress("events") as progress:
         for file in files:
-            name = click.format_filename(file)
+            name = os.fsencode(file).decode("utf-8", "backslashreplace")  # as JSON needs it
             with open_input(file) as stream:
                 for document in documents(stream):
                     alone, events = _within(document.raw, hints)

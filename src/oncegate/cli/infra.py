@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -12,6 +11,7 @@ from oncegate.cli.commands import CliGroup, FileName
 from oncegate.cli.options import output_option
 from oncegate.durations import microseconds
 from oncegate.errors import MissingExtra, SettingError
+from oncegate.files import read_file
 from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, misses_partner, pattern_of
 
 _Command = Callable[..., Any]
@@ -268,7 +268,7 @@ def _pattern(written: str | None) -> dict[str, Any]:
 
 def _bytes(path: str, option: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path)
     except OSError as error:
         raise SettingError(f"{option}: cannot read {path}: {error.strerror}") from error
 

@@ -1,5 +1,6 @@
 """The command group `oncegate`, and the exit codes of its errors."""
 
+import os
 import warnings
 
 import click
@@ -17,6 +18,7 @@ from oncegate.cli.output import print_error
 from oncegate.cli.read import read
 from oncegate.cli.serve import serve
 from oncegate.cli.simulate import simulate
+from oncegate.cli.streams import StdoutError
 from oncegate.cli.verify import verify
 from oncegate.cli.work import work
 from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
@@ -64,12 +66,23 @@ def run(arguments: list[str] | None = None) -> int:
     except OncegateError as error:
         print_error(str(error))
         return _code_of(error)
+    except OSError as error:
+        if isinstance(error, StdoutError):
+            raise
+        print_error(_os_error_text(error))
+        return exit_codes.FAILED
     return code if isinstance(code, int) else exit_codes.OK
 
 
 def _print_warning(message: Warning | str, *_location: object) -> None:
     """Print a warning without the line of code that raised it."""
     click.echo(f"Warning: {message}", err=True)
+
+
+def _os_error_text(error: OSError) -> str:
+    """An error that no command has explained. The name of the file is the only known cause."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"cannot use {os.fsdecode(error.filename)}: {reason}"
 
 
 def _code_of(error: OncegateError) -> int:

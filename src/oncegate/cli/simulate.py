@@ -171,7 +171,7 @@ def _written(path: str) -> Iterator[TextIO]:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        raise TargetError(f"cannot write {click.format_filename(path)}: {error.strerror or error}") from error
+        raise TargetError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
 from oncegate.errors import SettingError
+from oncegate.files import check_file
 from oncegate.gate.options import check_inbox
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
@@ -226,6 +227,8 @@ def tls_of(settings: Settings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
+        for file in (certificate, key):
+            check_file(file)
         context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     except (OSError, ValueError) as error:
         where = settings.where("serve.tls_cert")

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate.errors import SettingError
+from oncegate.files import read_file
 from oncegate.settings.parsing import checked, from_text
 from oncegate.settings.routes import ROUTE, read_routes, secret_variables
 from oncegate.settings.schema import CONFIG_FLAG, CONFIG_VARIABLE, PREFIX, SETTINGS, TABLES, Setting
@@ -110,7 +111,7 @@ def _find_file(
 def _read_file(file: _File, found: _Found) -> None:
     name = str(file.path)
     try:
-        document = tomllib.loads(file.path.read_bytes().decode("utf-8-sig"))
+        document = tomllib.loads(read_file(file.path).decode("utf-8-sig"))
     except FileNotFoundError:
         found.problems.append(f"{file.named_by}there is no settings file {name}")
     except OSError as error:
@@ -204,7 +205,7 @@ def _from_files(route: Settings, path: str) -> Iterator[tuple[str, str]]:
     where = route.where(path)
     for name in route[path]:
         try:
-            secret = Path(name).read_text("utf-8").strip()
+            secret = read_file(name).decode("utf-8").strip()
         except FileNotFoundError as error:
             raise SettingError(f"{where}: there is no file {name}") from error
         except OSError as error:

@@ -88,6 +88,8 @@ class File:
             yield
         except BrokenPipeError:
             raise
+        except ValueError as error:
+            raise SettingError(f"cannot write {self._path}: no file can have this name") from error
         except OSError as error:
             place = "to stdout" if self._path == STDOUT else self._path
             raise TargetError(f"cannot write {place}: {error.strerror or error}") from error

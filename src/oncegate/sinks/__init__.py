@@ -10,8 +10,8 @@ from typing import Final, TypedDict, Unpack
 
 from oncegate.durations import Duration
 from oncegate.errors import MissingExtra, SettingError
+from oncegate.files import Path
 from oncegate.gate.handlers import Handler
-from oncegate.sinks.base import Path
 from oncegate.text import quoted
 
 __all__ = ["forward", "publish"]

@@ -4,14 +4,9 @@ This code is not in `sinks/__init__.py`, because `sinks/__init__.py` imports the
 would be a cycle.
 """
 
-import os
-from typing import TypeAlias
-
 import msgspec
 
 from oncegate.events import Event
-
-Path: TypeAlias = str | os.PathLike[str]
 
 
 def document(event: Event) -> bytes:

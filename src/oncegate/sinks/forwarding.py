@@ -22,7 +22,8 @@ from oncegate.clocks import Clock, wall
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event
-from oncegate.sinks.base import Path, document
+from oncegate.files import Path, read_file
+from oncegate.sinks.base import document
 from oncegate.sinks.network import Network, NotAllowed, deadline, parse_pins, tls_context
 
 Headers = list[tuple[bytes, bytes]]
@@ -250,7 +251,7 @@ class ExtraHeaders:
 
     def _read_file(self, file: File) -> Headers:
         try:
-            lines = file.read_text("ascii").splitlines()
+            lines = read_file(file).decode("ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise SettingError(f"the headers in {file} cannot be read: {reason}") from None

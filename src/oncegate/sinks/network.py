@@ -29,7 +29,7 @@ from httpcore import (
 )
 
 from oncegate.errors import SettingError
-from oncegate.sinks.base import Path
+from oncegate.files import Path, check_file
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -44,12 +44,16 @@ _LONG_LENGTH: Final = 0x80  # DER
 def tls_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
     """A context for connections with TLS 1.2 or newer. If `ca` is given, no other authority is trusted."""
     try:
+        if ca is not None:
+            check_file(ca)
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise SettingError(f"the CA certificates in {ca} cannot be used: {_reason(error)}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if certificate is not None:
         try:
+            for file in (certificate, key or certificate):
+                check_file(file)
             context.load_cert_chain(certificate, key, password=_reject_passphrase)
         except (OSError, ssl.SSLError, ValueError) as error:
             raise SettingError(f"the client certificate in {certificate} cannot be used: {_reason(error)}") from None
