@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from oncegate import Gate
 from oncegate.cli import exit_codes
+from tests.cli.test_commands import COMMANDS
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -52,3 +54,116 @@ def test_no_stderr(tmp_path: Path, gate: Gate) -> None:
     assert shell(tmp_path, "dlq list 2>&-") == (exit_codes.OK, "")
     assert shell(tmp_path, f"keys show {'0' * 32} 2>&-") == (exit_codes.NOT_FOUND, "")
     assert shell(tmp_path, "dlq list >&- 2>&-") == (exit_codes.FAILED, "")
+
+
+# ── a reader that has gone ────────────────────────────────────────────────────────────────────────────────
+
+KEY = "0" * 32
+PRINTING = {
+    "--help": exit_codes.OK,
+    "dlq redrive --help": exit_codes.OK,
+    "--no-such-option": exit_codes.USAGE,
+    "dlq list": exit_codes.OK,
+    "dlq list --output json": exit_codes.OK,
+    "config show": exit_codes.OK,
+    "config check": exit_codes.OK,
+    f"keys show {KEY}": exit_codes.NOT_FOUND,
+    f"dlq show {KEY}": exit_codes.NOT_FOUND,
+    "explain evt-1": exit_codes.OK,
+    "explain no-such": exit_codes.NOT_FOUND,
+    "explain no-such --output json": exit_codes.NOT_FOUND,
+    "explain --file events.jsonl": exit_codes.OK,
+    "explain --file other.jsonl": exit_codes.NOT_FOUND,
+    "explain --file other.jsonl --output json": exit_codes.NOT_FOUND,
+    "read events.jsonl": exit_codes.OK,
+    "read events.jsonl --output json": exit_codes.OK,
+    "read /dev/null": exit_codes.FAILED,
+    "doctor --store memory://": exit_codes.WARNINGS_FOUND,
+    "doctor --store memory:// --output json": exit_codes.WARNINGS_FOUND,
+    "infra template --name crm": exit_codes.OK,
+    "simulate --to file://t.jsonl --events 3": exit_codes.OK,
+    "simulate --to - --events 300 --rate 100000": exit_codes.OK,
+    "simulate --to http://127.0.0.1:9/ --events 3": exit_codes.FAILED,
+    "verify --truth truth.jsonl --effects /dev/null": exit_codes.NOT_ONCE,
+    "verify --truth truth.jsonl --effects /dev/null --output json": exit_codes.NOT_ONCE,
+}
+
+
+def without_reader(folder: Path, command: str, *, also_stderr: bool, **environment: str) -> tuple[int, bytes]:
+    """The exit code and stderr of a command that writes to a pipe which nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "oncegate", *command.split()],
+        cwd=folder,
+        stdout=write,
+        stderr=write if also_stderr else subprocess.PIPE,
+        env=BUFFERED | environment,
+        timeout=60,
+    )
+    os.close(write)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, gate: Gate) -> Path:
+    """A folder with a dead letter, event files and a truth file."""
+    gate.run({"id": "evt-1"}, lambda _event: 1 / 0)
+    (tmp_path / "events.jsonl").write_text('{"id": "evt-1"}\n')
+    (tmp_path / "other.jsonl").write_text('{"id": "other"}\n')
+    (tmp_path / "app.py").write_text(
+        "def fail(event): raise ValueError\ndef good(event): open('ran', 'a').write('x')\n"
+    )
+    code, _ = shell(tmp_path, "simulate --to file://t.jsonl --truth truth.jsonl --events 3 --seed 1")
+    assert code == exit_codes.OK
+    return tmp_path
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", PRINTING)
+def test_the_exit_code_is_that_of_the_work(prepared: Path, command: str, unbuffered: str) -> None:
+    """If the reader of the pipe has gone, as with `head`, the exit code is that of the work, and nothing is printed
+    about the pipe."""
+    code, err = without_reader(prepared, command, also_stderr=False, PYTHONUNBUFFERED=unbuffered)
+    assert code == PRINTING[command]
+    assert b"roken pipe" not in err
+    assert b"Traceback" not in err
+    code, _ = without_reader(prepared, command, also_stderr=True, PYTHONUNBUFFERED=unbuffered)
+    assert code == PRINTING[command]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_the_work_is_completed(prepared: Path, gate: Gate, unbuffered: str) -> None:
+    """A command that changes the store completes its work without a reader."""
+
+    def run(command: str) -> int:
+        return without_reader(prepared, command, also_stderr=True, PYTHONUNBUFFERED=unbuffered)[0]
+
+    gate.run_batch([{"id": f"more-{number}"} for number in range(5)], lambda _event: 1 / 0)
+    assert run("dlq redrive --all --handler app:fail") == exit_codes.FAILED
+    assert run("dlq redrive --all --handler app:good") == exit_codes.OK
+    assert (prepared / "ran").read_text() == "x" * 6
+    gate.run_batch([{"id": f"last-{number}"} for number in range(5)], lambda _event: 1 / 0)
+    assert run("dlq drop --all --yes") == exit_codes.OK
+    assert gate.run({"id": "last-1"}, lambda _event: None).status == "processed"
+    key = gate.run({"id": "evt-2"}, lambda _event: None).key
+    assert run(f"keys reset {key} --yes") == exit_codes.OK
+    assert gate.run({"id": "evt-2"}, lambda _event: None).status == "processed"
+
+
+def test_every_command_is_here() -> None:
+    """Every command that ends by itself and needs no AWS account is tested above."""
+    tested = [*PRINTING, "dlq redrive", "dlq drop", "keys reset"]
+    others = {("serve",), ("work",), ("infra", "up"), ("infra", "down"), ("infra", "show")}
+    for path, command in COMMANDS.items():
+        if not isinstance(command, click.Group) and path not in others:
+            assert any(line.startswith(" ".join(path)) for line in tested), f"add {' '.join(path)} to PRINTING"
+
+
+def test_output_without_an_end(tmp_path: Path) -> None:
+    """A billion simulated events end when the reader has gone."""
+    command = f"{sys.executable} -m oncegate simulate --to - --events 1000000000 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60)  # noqa: S607
+    assert done.returncode == exit_codes.OK
+    assert done.stdout.count(b"\n") == 1
+    assert b"Error" not in done.stderr

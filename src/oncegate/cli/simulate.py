@@ -1,10 +1,9 @@
 """`oncegate simulate`: generate realistic traffic with known duplicates, and send it to a target."""
 
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import takewhile
 from pathlib import Path
 from secrets import randbelow
 from typing import Any, Final, TextIO, TypeVar, get_args
@@ -17,6 +16,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.options import NumberRange, number, output_option
 from oncegate.cli.output import print_text, show_json, show_table
+from oncegate.cli.streams import reader_has_gone
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
 from oncegate.simulate.copies import CopyOptions, Kind
@@ -156,11 +156,8 @@ def _send(url: str, plan: Plan, truth: str | None, parallel: int, patience: floa
         stream = stack.enter_context(_written(truth)) if truth else None
         on_settled = stack.enter_context(_progress_bar(plan.events))
         sender = Sender(target, TruthFile(stream, plan), patience=patience, parallel=parallel, on_settled=on_settled)
-        try:
-            return sender.send(deliveries(plan))
-        except BrokenPipeError:  # the reader of the pipe has closed it, as head does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return sender.summary
+        sent = deliveries(plan)
+        return sender.send(takewhile(lambda _: not reader_has_gone(), sent) if goes_to_stdout(url) else sent)
 
 
 @contextmanager
@@ -169,8 +166,6 @@ def _written(path: str) -> Iterator[TextIO]:
         with Path(path).open("w", encoding="utf-8") as stream:
             yield stream
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise TargetError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -5,18 +5,25 @@ import signal
 import sys
 from collections.abc import Callable
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any
+from typing import Any, Final
 
 from oncegate.cli import exit_codes
 
+_STDOUT: Final = 1
+
 
 class StdoutError(OSError):
-    """A write to stdout failed, for example on a full disk. A closed pipe is a BrokenPipeError instead."""
+    """A write to stdout failed, for example on a full disk. A pipe whose reader has gone gives no error."""
 
 
-class _Stdout(FileIO):
-    """Raises StdoutError, so that a failure of stdout is not confused with a failure of another file. Completes a write
-    that a signal has interrupted."""
+class _Output(FileIO):
+    """Stdout or stderr. Completes a write that a signal has interrupted.
+
+    If the reader of a pipe has closed it, as `head` does, the rest of the output is discarded: the command completes
+    its work and ends with the exit code of the work. Another failure of stdout is a StdoutError, so that it is not
+    confused with a failure of another file. Another failure of stderr is ignored, because it cannot be reported."""
+
+    reader_has_gone = False
 
     def write(self, data: Any, /) -> int:
         left = memoryview(data).cast("B")
@@ -24,11 +31,18 @@ class _Stdout(FileIO):
         try:
             while left:
                 left = left[super().write(left) :]
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            raise StdoutError(error.errno, error.strerror) from None
+            if not isinstance(error, BrokenPipeError) and self.fileno() == _STDOUT:
+                raise StdoutError(error.errno, error.strerror) from None
+            self.reader_has_gone = True
+            _discard_output(self.fileno())
         return whole
+
+
+def reader_has_gone() -> bool:
+    """Whether nobody reads stdout any more. Only a command whose output has no end needs this."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Output) and raw.reader_has_gone
 
 
 def prepare() -> str | None:
@@ -42,6 +56,8 @@ def prepare() -> str | None:
             stream.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout = _with_own_errors(sys.stdout)
+    if isinstance(sys.stderr, TextIOWrapper):
+        sys.stderr = _with_own_errors(sys.stderr)
     return None
 
 
@@ -54,7 +70,7 @@ def unbuffer() -> None:
 
 def _with_own_errors(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
     stream.flush()
-    raw = _Stdout(stream.fileno(), "w", closefd=False)
+    raw = _Output(stream.fileno(), "w", closefd=False)
     return TextIOWrapper(
         BufferedWriter(raw) if buffered else raw,
         stream.encoding,
@@ -70,17 +86,17 @@ def flush_after(run: Callable[[], int]) -> int:
     try:
         code = run()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has closed it, as head does
-        _discard_output()
     except StdoutError as error:
         if code == exit_codes.OK:
             sys.stderr.write(f"Error: cannot write to stdout: {error.strerror}\n")
-        _discard_output()
+        _discard_output(sys.stdout.fileno())
         code = exit_codes.FAILED
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 
-def _discard_output() -> None:
-    """Redirect stdout to /dev/null: Python flushes the rest of the buffer at exit, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard_output(descriptor: int) -> None:
+    """Redirect the descriptor to /dev/null: Python flushes the rest of the buffer at exit, which would fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -86,8 +86,6 @@ class File:
     def _explain_errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            raise
         except ValueError as error:
             raise SettingError(f"cannot write {self._path}: no file can have this name") from error
         except OSError as error:
