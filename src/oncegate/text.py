@@ -79,7 +79,15 @@ def _without_password(place: str, wholly: bool) -> str:
 
 # ── printable text ────────────────────────────────────────────────────────────────────────────────────────
 
+_LINE_BREAK: Final = re.compile(r"[ \t]*[\r\n\v\f\x85\u2028\u2029]\s*")
+
 
 def clean(text: object) -> str:
     """The text with control characters escaped, so that it cannot control a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def on_one_line(text: object) -> str:
+    """The text on one line, for people: a line break and the blanks around it become one blank. Other control
+    characters are escaped."""
+    return clean(_LINE_BREAK.sub(" ", str(text).rstrip("\r\n")))

@@ -52,6 +52,7 @@ class TestHelp:
         """The help fits the terminal and cuts no text. Only a long name of an option may be wider."""
         for line in helped(path, columns, monkeypatch, oncegate).splitlines():
             assert len(line) <= columns or line.lstrip().startswith("-"), line
+            assert "\\n" not in line
             assert not line.endswith(("...", "…")) or line.lstrip().startswith(("-", "Usage:")), line
 
     @every_command

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.text import clean
+from oncegate.cli.output import print_error, print_note, print_text, show_plain_table, show_table
+from oncegate.text import clean, on_one_line
 from tests.cli.conftest import Run, on_terminal
 
 
@@ -63,3 +64,46 @@ def test_json_cannot_steer_a_terminal(oncegate: Run, gate: Gate) -> None:
     _, out, _ = oncegate("keys", "show", str(outcome.key), "--output", "json")
     assert out.replace("\n", "").isprintable()
     assert json.loads(out)["event_id"] == hostile
+
+
+def test_line_breaks() -> None:
+    """A line break becomes a blank, and other control characters are escaped."""
+    assert on_one_line("  two lines:\n    here \r\n\n and\u2028there\x1b\n") == "  two lines: here and there\\x1b"
+
+
+def test_no_line_break_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sentences and tables have one line for each text, without an escaped line break."""
+    text = "first\n  second"
+    print_text(text)
+    print_note(text)
+    print_error(text)
+    show_table(("a", "b"), [(text, text)], essential=("a",))
+    show_plain_table(("a", "b"), [(text, text)])
+    out, err = capsys.readouterr()
+    table = "a             b\nfirst second  first second\n"
+    assert (out, err) == (f"first second\n{table}{table}", "first second\nError: first second\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("dlq list", "dlq redrive --all --handler app:fail", "dlq redrive --all --handler broken:handler"),
+        *("serve --handler broken:handler", "work inbox --handler broken:handler", "config check", "doctor"),
+        *("verify --truth truth.jsonl --effects x", "doctor --store postgresql://127.0.0.1:9/x"),
+        "dlq list --store postgresql://127.0.0.1:9/x",
+    ],
+)
+def test_no_command_shows_one(command: str, gate: Gate, oncegate: Run, tmp_path: Path) -> None:
+    """No command shows an escaped line break: not of an exception, an id, a setting, or an error of a server."""
+    (tmp_path / "app.py").write_text("def fail(event): raise ValueError('first\\n    second')\n")
+    (tmp_path / "broken.py").write_text("raise ValueError('first\\n    second')\n")
+    (tmp_path / "truth.jsonl").write_text("a\nb\n")
+    (tmp_path / "oncegate.toml").write_text('[serve]\nhandler = "broken:handler"\n' * (command == "config check"))
+
+    def fail(event: Event) -> None:
+        raise ValueError("first\n    second")
+
+    gate.run({"id": "evt\n1", "type": "a\nb"}, fail)
+    _, out, err = oncegate(*command.split(" "))
+    assert out + err
+    assert "\\n" not in out + err

@@ -22,7 +22,7 @@ from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.config import is_described, routes_of
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
-from oncegate.text import clean, masked
+from oncegate.text import masked, on_one_line
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNINGS_FOUND}
@@ -157,9 +157,11 @@ def _checked_parts(facts: Facts) -> str:
 def _explain(rule: str, finding: Finding) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print()
-    console.print(Text.assemble((finding.severity, _COLOURS[finding.severity]), f"  {rule}  {clean(finding.what)}"))
+    console.print(
+        Text.assemble((finding.severity, _COLOURS[finding.severity]), f"  {rule}  {on_one_line(finding.what)}")
+    )
     for label, text in (("found", finding.found), ("why", finding.why), ("mend", finding.mend)):
-        console.print(Text.assemble("  ", (label.ljust(5), "dim"), f"  {clean(text)}"))
+        console.print(Text.assemble("  ", (label.ljust(5), "dim"), f"  {on_one_line(text)}"))
 
 
 def _summary(facts: Facts, found: Findings) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from oncegate.clocks import since_boot
 from oncegate.gate.observers import escaped
-from oncegate.text import clean
+from oncegate.text import clean, on_one_line
 from oncegate.times import EPOCH
 
 _WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
@@ -51,16 +51,18 @@ def rfc3339(time_us: int | None) -> str | None:
 
 
 def print_text(text: str) -> None:
-    print(clean(text))
+    print(on_one_line(text))
 
 
 def print_note(text: str) -> None:
     """Print to stderr, for people who redirect stdout to a program."""
-    print(clean(text), file=sys.stderr)
+    print(on_one_line(text), file=sys.stderr)
 
 
 def print_error(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("Error: ", "bold red"), clean(text)))
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text.assemble(("Error: ", "bold red"), on_one_line(text))
+    )
 
 
 def show_json(value: Any) -> None:
@@ -137,7 +139,7 @@ def show_plain_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
 
 
 def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    return [["" if cell is None else clean(cell) for cell in row] for row in rows]
+    return [["" if cell is None else on_one_line(cell) for cell in row] for row in rows]
 
 
 def _print_plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -175,7 +177,7 @@ class Progress:
         if now < self._next or not sys.stderr.isatty():
             return
         self._next, self._is_shown = now + _PROGRESS_EVERY, True
-        print(f"\r\x1b[K{clean(text)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{on_one_line(text)}", end="", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

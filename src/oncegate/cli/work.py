@@ -31,7 +31,7 @@ from oncegate.service.config import routes_of
 from oncegate.service.log import handler_for
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
-from oncegate.text import clean, masked
+from oncegate.text import clean, masked, on_one_line
 
 _INBOX: Final = "inbox"
 _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
@@ -71,7 +71,7 @@ class LiveFigures:
         if outcome is None or outcome.status in ("processed", "duplicate", "skipped", "unguarded"):
             return
         colour = STATUSES[outcome.status].colour
-        text = f"  {clean(outcome.event.id or '-')}  {clean(outcome.reason)}"
+        text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"
         self._console.print(Text.assemble((outcome.status.ljust(9), colour), text))
 
     def _line(self) -> Text:

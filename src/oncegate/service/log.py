@@ -17,7 +17,7 @@ from oncegate.background import Background
 from oncegate.gate import Notice
 from oncegate.gate.observers import ascii_only, outcome_of, spelt
 from oncegate.gate.outcome import STATUSES
-from oncegate.text import clean
+from oncegate.text import clean, on_one_line
 
 _MAX_QUEUED_LINES: Final = 1_000
 _LINES_PER_WRITE: Final = 100
@@ -32,7 +32,9 @@ def pretty_line(notice: Notice) -> None:
         return
     time = datetime.fromtimestamp(notice.at / 1_000_000, UTC).strftime("%H:%M:%S")
     status = (outcome.status.ljust(9), STATUSES[outcome.status].colour)
-    line = Text.assemble((time, "dim"), "  ", status, "  ", clean(outcome.event.id or "-"), "  ", clean(outcome.reason))
+    line = Text.assemble(
+        (time, "dim"), "  ", status, "  ", on_one_line(outcome.event.id or "-"), "  ", clean(outcome.reason)
+    )
     Console(highlight=False, soft_wrap=True).print(line)
 
 
