@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from oncegate import Gate, read
+from oncegate import keys as oncegate_keys
 from oncegate.cli import exit_codes
+from oncegate.gate.observers import fields_of
 from tests.cli.conftest import Run, on_terminal
 from tests.stores.servers import free_port, until
 
@@ -165,6 +168,55 @@ class TestVerify:
         assert more == "Showing 4 of 5 problems; use --limit to see more."
         _, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--limit", "4", "--output", "json")
         assert (len(json.loads(out)["wrong"]), err) == (4, f"{more}\n")
+
+    @pytest.mark.parametrize("already", [30, 12])
+    def test_a_store_that_has_seen_the_seed(self, already: int, oncegate: Run, tmp_path: Path) -> None:
+        """Events that the store processed before are not lost, and the verdict says what to do."""
+        truth, traffic = "truth.jsonl", tmp_path / "traffic.jsonl"
+        oncegate("simulate", "--to", "file://traffic.jsonl", "--events", "30", "--seed", "5", "--truth", truth)
+        sent = traffic.read_text().splitlines()
+        seen = {json.loads(line)["key"] for line in effects(tmp_path)[:already]}
+        gate = Gate(f"sqlite:///{tmp_path}/seen.db", namespace="seen")
+        gate.run_batch([line for line in sent if str(oncegate_keys.auto(read(line)[0])) in seen], lambda _event: None)
+        outcomes = [outcome for line in sent for outcome in gate.run_batch([line], lambda _event: None)]
+        gate.close()
+        (tmp_path / "log").write_text("".join(json.dumps(fields_of(each, "seen")) + "\n" for each in outcomes))
+        code, out, err = oncegate("verify", "--truth", truth, "--effects", "log")
+        assert (code, err) == (exit_codes.ALREADY_PROCESSED, "")
+        assert out == (
+            "Nothing to compare: this store has already processed this traffic (seed 5)."
+            f" {already} of 30 events took effect before the log begins; use another seed or an empty store.\n"
+        )
+        _, out, _ = oncegate("verify", "--truth", truth, "--effects", "log", "--output", "json")
+        assert {name: json.loads(out)[name] for name in ("lost", "already_processed", "exactly_once")} == {
+            "lost": 0,
+            "already_processed": already,
+            "exactly_once": False,
+        }
+
+    def test_already_processed_and_lost(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """A lost event is still reported, and a duplicate of an effect in the log is no proof of earlier processing."""
+        first, second, third, *rest = [json.loads(line)["key"] for line in effects(tmp_path)]
+        lines = [{"key": first, "status": "duplicate"}, {"key": third, "status": "duplicate"}]
+        lines += [{"key": key, "status": "processed"} for key in (third, *rest)]
+        (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
+        code, out, _ = oncegate("verify", "--truth", truth, "--effects", "log")
+        assert code == exit_codes.NOT_ONCE
+        assert out.startswith("Not exactly once: 30 events, 1 lost; ")
+        assert "1 took effect before the log begins: this store has already processed this traffic (seed 5);" in out
+        assert [line.split("  ")[0] for line in out.splitlines()[3:]] == ["already processed", "lost"]
+        assert second not in out
+
+    def test_no_effect(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """Without any effect the verdict names the possible cause; warnings of a log are not effects."""
+        (tmp_path / "log").write_text(effects(tmp_path)[0].replace("{", '{"warning": "lease.lost", ', 1))
+        code, out, _ = oncegate("verify", "--truth", truth, "--effects", "log")
+        assert code == exit_codes.NOT_ONCE
+        assert "30 lost" in out.splitlines()[0]
+        assert out.splitlines()[0].endswith(
+            "There is no effect at all. If this store has already processed this traffic (seed 5), use another seed or"
+            " an empty store."
+        )
 
     def test_echoes(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
         """If only echoes are doubled, the output names a key that merges them."""

@@ -9,6 +9,7 @@ STORE: Final = 3
 NOT_FOUND: Final = 4
 QUEUE: Final = 5
 NOT_ONCE: Final = 6
+ALREADY_PROCESSED: Final = 7
 ERRORS_FOUND: Final = 10
 WARNINGS_FOUND: Final = 11
 INTERRUPTED: Final = 130
@@ -21,6 +22,7 @@ MEANINGS: Final = {
     NOT_FOUND: "no such key, event or dead letter",
     QUEUE: "the queue cannot be used",
     NOT_ONCE: "verify: events did not take effect exactly once",
+    ALREADY_PROCESSED: "verify: the store had already processed this traffic",
     ERRORS_FOUND: "doctor: errors found",
     WARNINGS_FOUND: "doctor: warnings found",
     INTERRUPTED: "interrupted",

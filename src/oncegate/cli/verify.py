@@ -26,6 +26,7 @@ from oncegate.simulate.verification import EffectComparison, EffectFinding, comp
         exit_codes.OK: "every event with an accepted delivery took effect exactly once, and nothing else did",
         exit_codes.FAILED: "a file cannot be read",
         exit_codes.NOT_ONCE: "events are lost, doubled or unknown",
+        exit_codes.ALREADY_PROCESSED: "the store had already processed this traffic, so nothing can be said",
     },
     reads_settings=False,
 )
@@ -56,23 +57,25 @@ def verify(truth: str, effects_file: str, limit: int, output: str) -> int:
     with open_input(effects_file) as lines:
         comparison = compare(known, effects(lines, effects_file))
     if output == "json":
-        show_json(_fields(comparison, limit))
+        show_json(_fields(known, comparison, limit))
         if len(comparison.findings) > limit:
             print_note(_cut(comparison, limit))
     else:
         _show(known, comparison, limit)
+    if comparison.already_processed:
+        return exit_codes.ALREADY_PROCESSED
     return exit_codes.OK if comparison.once else exit_codes.NOT_ONCE
 
 
 def _show(truth: Truth, comparison: EffectComparison, limit: int) -> None:
-    print_text(_verdict(comparison))
+    print_text(_verdict(truth, comparison))
     shown = comparison.findings[:limit]
-    if shown:
+    if shown and not comparison.already_processed:
         print()
         headers = ("wrong", "event", "type", "entity", "effects", "deliveries")
         show_table(headers, [_row(finding) for finding in shown], essential=headers)
-    if len(comparison.findings) > limit:
-        print_text(_cut(comparison, limit))
+        if len(comparison.findings) > limit:
+            print_text(_cut(comparison, limit))
     if any(finding.by_echo for finding in comparison.findings):
         window = truth.plan.copy_options.window // 1_000
         print()
@@ -84,14 +87,27 @@ def _cut(comparison: EffectComparison, limit: int) -> str:
     return f"Showing {limit} of {len(comparison.findings)} problems; use --limit to see more."
 
 
-def _verdict(comparison: EffectComparison) -> str:
+def _verdict(truth: Truth, comparison: EffectComparison) -> str:
+    already = len(comparison.of("already processed"))
+    seen = f"this store has already processed this traffic (seed {truth.plan.seed})"
+    advice = "use another seed or an empty store"
+    if comparison.already_processed:
+        return (
+            f"Nothing to compare: {seen}. {already} of {times(comparison.events, 'event')} took effect before the log"
+            f" begins; {advice}."
+        )
     order = _order(comparison)
     if comparison.once:
         return f"Exactly once: {times(comparison.events, 'event')}, {times(comparison.effects, 'effect')}; {order}."
     problems = [f"{len(found)} {what}" for what in ("lost", "doubled") if (found := comparison.of(what))]
     extra = sum(finding.effects for finding in comparison.of("extra"))
     problems += [f"{times(extra, 'effect')} of unknown events"] if extra else []
-    return f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
+    verdict = f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
+    if already:
+        return f"{verdict} {already} took effect before the log begins: {seen}; {advice}."
+    if not comparison.effects:
+        return f"{verdict} There is no effect at all. If {seen}, {advice}."
+    return verdict
 
 
 def _order(comparison: EffectComparison) -> str:
@@ -112,15 +128,16 @@ def _kinds(finding: EffectFinding) -> str:
     return ", ".join(kind if number == 1 else f"{number} {kind}" for kind, number in counts.items())
 
 
-def _fields(comparison: EffectComparison, limit: int) -> dict[str, Any]:
+def _fields(truth: Truth, comparison: EffectComparison, limit: int) -> dict[str, Any]:
     return {
         "exactly_once": comparison.once,
-        "verdict": _verdict(comparison),
+        "verdict": _verdict(truth, comparison),
         "events": comparison.events,
         "effects": comparison.effects,
         "lost": len(comparison.of("lost")),
         "doubled": len(comparison.of("doubled")),
         "extra": sum(finding.effects for finding in comparison.of("extra")),
+        "already_processed": len(comparison.of("already processed")),
         "in_order": comparison.ordered,
         "entities": comparison.entities,
         "entities_out_of_order": len(comparison.unordered),

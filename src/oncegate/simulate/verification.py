@@ -11,17 +11,28 @@ from oncegate.errors import OncegateError
 from oncegate.simulate.truth import Delivered, TrueEvent, Truth
 
 _RUN: Final = frozenset({"processed", "unguarded"})
+_DUPLICATE: Final = "duplicate"
 
-Problem: TypeAlias = Literal["lost", "doubled", "extra"]
+# "already processed": the event is not lost. It is a duplicate of an event that took effect before the log begins.
+Problem: TypeAlias = Literal["lost", "doubled", "extra", "already processed"]
 
 
 class Effect(Struct, frozen=True):
-    """A line of an effects file. A line with a `status` comes from a log. Such a line is an effect only if the status
-    is in `_RUN`."""
+    """A line of an effects file. A line with a `status` or a `warning` comes from a log. Such a line is an effect only
+    if the status is in `_RUN`."""
 
     key: str | None = None
     event_id: str | int | None = None
     status: str | None = None
+    warning: str | None = None
+
+    @property
+    def is_of_log(self) -> bool:
+        return self.status is not None or self.warning is not None
+
+    @property
+    def took_effect(self) -> bool:
+        return self.status in _RUN if self.is_of_log else True
 
 
 class EffectFinding(Struct, frozen=True):
@@ -50,6 +61,11 @@ class EffectComparison(Struct, frozen=True):
         return not self.findings
 
     @property
+    def already_processed(self) -> bool:
+        """Whether the only problem is that the store had processed this traffic before."""
+        return bool(self.findings) and all(finding.what == "already processed" for finding in self.findings)
+
+    @property
     def ordered(self) -> bool:
         return not self.unordered
 
@@ -58,13 +74,13 @@ class EffectComparison(Struct, frozen=True):
 
 
 def effects(lines: Iterable[bytes], name: str) -> Iterator[Effect]:
-    """The effects in the lines of a file, in order. `name` is the name of the file in error messages. Raises
-    OncegateError for an invalid line."""
+    """The effects and the duplicates in the lines of a file, in order. `name` is the name of the file in error
+    messages. Raises OncegateError for an invalid line."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         effect = _effect(line, f"{name}:{number}")
-        if effect.status is None or effect.status in _RUN:
+        if effect.took_effect or effect.status == _DUPLICATE:
             yield effect
 
 
@@ -72,9 +88,13 @@ def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
     """Match each effect with an event by any key or id of its deliveries. An event with several effects is doubled."""
     names = _Names(truth)
     taken: dict[str, list[Effect]] = {}
+    duplicates: list[Effect] = []
     extra: Counter[str] = Counter()
     order: dict[str, list[int]] = {}
     for effect in effects:
+        if not effect.took_effect:
+            duplicates.append(effect)
+            continue
         name = names.of(effect, taken)
         if name is None:
             extra[str(effect.key or effect.event_id)] += 1
@@ -85,7 +105,7 @@ def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
         taken.setdefault(name, []).append(effect)
     expected = {name for name, sent in truth.deliveries.items() if any(each.fate == "taken" for each in sent)}
     findings = [
-        *_of_events(truth, taken, expected),
+        *_of_events(truth, taken, expected, _processed_before(names, taken, duplicates)),
         *(EffectFinding("extra", extra[name], called=name) for name in extra),
     ]
     unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
@@ -110,18 +130,32 @@ class _Names:
             if each is not None:
                 self._events.setdefault(each, {})[name] = None
 
+    def all_of(self, effect: Effect) -> Iterable[str]:
+        """The names of all events that have the key of an effect, or its id if no event has the key."""
+        return self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
+
     def of(self, effect: Effect, taken: Container[str]) -> str | None:
         """The name of the event of an effect. The event is found by the key of the effect, otherwise by the id. If
         several events share the key or id, the first event without an effect so far is chosen."""
-        events = self._events.get(effect.key or "") or self._events.get(str(effect.event_id), {})
+        events = self.all_of(effect)
         return next((name for name in events if name not in taken), next(iter(events), None))
 
 
-def _of_events(truth: Truth, taken: dict[str, list[Effect]], expected: set[str]) -> Iterator[EffectFinding]:
+def _processed_before(names: _Names, taken: dict[str, list[Effect]], duplicates: Iterable[Effect]) -> set[str]:
+    """The names of the events that took effect before the log begins: the log has duplicates of the event, and no
+    effect with the key of these duplicates. An event that is a duplicate of another event in the log is lost instead:
+    its key is too coarse."""
+    in_log = {effect.key for effects in taken.values() for effect in effects}
+    return {name for each in duplicates if each.key not in in_log for name in names.all_of(each)}
+
+
+def _of_events(
+    truth: Truth, taken: dict[str, list[Effect]], expected: set[str], before: set[str]
+) -> Iterator[EffectFinding]:
     for name, event in truth.events.items():
         ran, sent = taken.get(name, []), tuple(truth.deliveries.get(name, ()))
         if not ran and name in expected:
-            yield EffectFinding("lost", 0, event, sent)
+            yield EffectFinding("already processed" if name in before else "lost", 0, event, sent)
         elif len(ran) > 1:
             yield EffectFinding("doubled", len(ran), event, sent, by_echo=_by_echo(ran, sent))
 
@@ -144,6 +178,6 @@ def _effect(line: bytes, place: str) -> Effect:
         effect = msgspec.json.decode(line, type=Effect)
     except msgspec.MsgspecError as error:
         raise OncegateError(f"{place}: invalid line in an effects file: {error}") from error
-    if effect.status is None and effect.key is None and effect.event_id in (None, ""):
+    if not effect.is_of_log and effect.key is None and effect.event_id in (None, ""):
         raise OncegateError(f"{place}: the line has neither a key nor an event_id; write str(event.key) as the key")
     return effect
