@@ -25,6 +25,7 @@ READ = [
     "explain --file {}",
     "verify --truth {} --effects effects.jsonl",
     "verify --truth truth.jsonl --effects {}",
+    "simulate --to - --replay {}",
     "infra template --name crm --lambda-zip {}",
     "infra up --name crm --lambda-zip {}",
     "infra template --name crm --pattern {}",

@@ -153,6 +153,83 @@ class TestSimulate:
         assert "/400 events" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
+EVENTS = [{"id": f"evt-{number}", "type": "call.ended", "text": "é"} for number in range(5)]
+ENVELOPE = {"id": "1", "source": "x", "detail-type": "t", "detail": {"n": 1}}
+RECORDINGS = {
+    "lines": "\n".join(map(json.dumps, EVENTS)),
+    "array": json.dumps(EVENTS, indent=2),
+    "in a row": "\n".join(json.dumps(event, indent=2, ensure_ascii=False) for event in EVENTS),
+}
+
+
+class TestReplay:
+    @pytest.mark.parametrize("form", RECORDINGS)
+    def test_to_a_file(self, form: str, oncegate: Run, tmp_path: Path) -> None:
+        """Each document of a recording is sent once and as it is, whatever the form of the file."""
+        (tmp_path / "mine.json").write_text(RECORDINGS[form])
+        code, out, err = oncegate("simulate", "--replay", "mine.json", "--to", "file://sent.jsonl")
+        assert (code, err) == (exit_codes.OK, "")
+        assert re.search(r"^first +5 +5 +0 +0\nSent 5 deliveries of 5 events from mine\.json in", out, re.MULTILINE)
+        assert "--seed" not in out
+        assert [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()] == EVENTS
+
+    def test_to_the_service(self, service: Service, oncegate: Run, tmp_path: Path) -> None:
+        """A recording is posted at a rate and with copies; the answers are counted, and a refused document is named."""
+        (tmp_path / "mine.json").write_text(RECORDINGS["lines"] + '\n{"eventId": 0.5, "eventObject": "Case"}\n')
+        options = ("--copies", "2", "--rate", "50", "--parallel", "2", "--output", "json")
+        code, out, err = oncegate("simulate", "--replay", "mine.json", "--to", service.url, *options)
+        assert (code, err) == (exit_codes.FAILED, "")
+        summary = json.loads(out)
+        assert (summary["replay"], summary["events"], summary["deliveries"]) == ("mine.json", 6, 12)
+        assert summary["kinds"] == [
+            {"kind": "first", "deliveries": 6, "taken": 5, "refused": 1, "gave_up": 0},
+            {"kind": "redelivery", "deliveries": 6, "taken": 5, "refused": 1, "gave_up": 0},
+        ]
+        assert summary["reasons"] == {"HTTP 400": 2}
+        assert summary["seconds"] >= 0.1  # five pauses of 20 ms
+        service.work_off(5)
+
+    def test_from_stdin(self, tmp_path: Path) -> None:
+        """A recording can come from a pipe, and its events can go to a pipe."""
+        command = [sys.executable, "-m", "oncegate", "simulate", "--replay", "-", "--to", "-"]
+        given = RECORDINGS["array"]
+        done = subprocess.run(command, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=60)
+        assert done.returncode == exit_codes.OK
+        assert [json.loads(line) for line in done.stdout.splitlines()] == EVENTS
+        assert done.stderr.startswith("Sent 5 deliveries of 5 events from - in ")
+
+    def test_a_share(self, oncegate: Run) -> None:
+        """A number is still the share of replayed events."""
+        code, out, _ = oncegate("simulate", "--replay", "1", "--to", "file://t", "--events", "30", "--seed", "5")
+        assert code == exit_codes.OK
+        assert re.search(r"^replay +[1-9]", out, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("options", "code", "text"),
+        [
+            (("--replay", "7"), exit_codes.USAGE, "7 is not a share from 0 to 1; write ./7 to name a file"),
+            (("--replay", "nan"), exit_codes.USAGE, "nan is not a share from 0 to 1"),
+            (("--replay", "none.json"), exit_codes.FAILED, "cannot read none.json: No such file or directory"),
+            (("--replay", "empty"), exit_codes.FAILED, "there is no event in empty"),
+            (("--replay", "empty", "--echo", "0.1"), exit_codes.USAGE, "--echo changes generated traffic; remove it"),
+            (("--replay", "empty", "--truth", "t"), exit_codes.USAGE, "--truth changes generated traffic"),
+            (("--replay", "empty", "--events", "3"), exit_codes.USAGE, "--events changes generated traffic"),
+        ],
+    )
+    def test_refused(self, options: tuple[str, ...], code: int, text: str, oncegate: Run, tmp_path: Path) -> None:
+        """A file without events and options that make no sense for a recording are refused."""
+        (tmp_path / "empty").write_text("[]\n")
+        actual, out, err = oncegate("simulate", "--to", "file://sent.jsonl", *options)
+        assert (actual, out) == (code, "")
+        assert text in err
+
+    def test_progress(self, tmp_path: Path) -> None:
+        """On a terminal the number of sent events is shown."""
+        (tmp_path / "mine.json").write_text((RECORDINGS["lines"] + "\n") * 100)
+        shown = on_terminal(["simulate", "--replay", "mine.json", "--to", "file://sent"], tmp_path)
+        assert re.search(r"\d/\? events", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+
+
 class TestVerify:
     def test_a_table_of_what_is_wrong(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
         """The result is one line, followed by at most --limit problems."""

@@ -12,8 +12,9 @@ from oncegate import Gate, read
 from oncegate.errors import SettingError, TargetError
 from oncegate.simulate.aws import EventBridgeTarget, SqsTarget, place_of
 from oncegate.simulate.copies import CopyOptions
+from oncegate.simulate.sender import Rejected
 from oncegate.simulate.targets import open_target
-from oncegate.simulate.traffic import Plan, deliveries
+from oncegate.simulate.traffic import Plan, deliveries, recorded_deliveries
 from tests.simulate.parts import Effects, judged, noting, plan, sent, truth_in
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer, reply
 from tests.stores.servers import free_port
@@ -211,3 +212,31 @@ class TestAddresses:
         """An invalid URL is refused."""
         with pytest.raises(SettingError, match=said):
             open_target(url)
+
+
+class TestRecordings:
+    """Recorded documents, which may be larger than simulated ones, or not JSON."""
+
+    def test_a_queue(self, cloud: Cloud) -> None:
+        """A document that a queue cannot hold is rejected, a large batch is sent in parts, and any entity is a group."""
+        sqs = cloud.client_of("sqs")
+        queue = sqs.create_queue(QueueName="mine.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+        entity, text = "a b" + "c" * 200, "x" * 90_000
+        large = [json.dumps({"id": each, "conversationId": entity, "text": text}).encode() for each in range(4)]
+        documents = [*large, b"\xff\xfe", b"not JSON"]
+        target = open_target(cloud.target("sqs://mine.fifo"))
+        planned = list(recorded_deliveries(documents, Plan(copy_options=CopyOptions(copies=(1, 1)))))
+        answers = target.send(planned)
+        target.close()
+        assert [type(answer).__name__ for answer in answers] == ["Accepted"] * 4 + ["Rejected", "Accepted"]
+        assert sorted(bodies(sqs, queue)) == sorted(raw.decode() for raw in documents if raw[:1] != b"\xff")
+
+    def test_a_bus(self, cloud: Cloud) -> None:
+        """A bus accepts only objects."""
+        cloud.client_of("events").create_event_bus(Name="mine")
+        target = open_target(cloud.target("eventbridge://mine"))
+        documents = [b'{"id": "1"}', b"[1]", b"not JSON", b'{"detail-type": "t", "detail": {"n": 1}}']
+        answers = target.send(list(recorded_deliveries(documents, Plan(copy_options=CopyOptions(copies=(1, 1))))))
+        target.close()
+        assert [type(answer).__name__ for answer in answers] == ["Accepted", "Rejected", "Rejected", "Accepted"]
+        assert answers[1] == Rejected("not a JSON object")

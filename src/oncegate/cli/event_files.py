@@ -69,6 +69,13 @@ def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
     return _split(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
 
 
+def raw_documents(stream: BinaryIO) -> Iterator[bytes]:
+    """The bytes of each document of a stream. Each item of an array counts as a document."""
+    for document in documents(stream):
+        items = array_items(document.raw)
+        yield from [document.raw] if items is None else map(bytes, items)
+
+
 def array_items(raw: bytes) -> list[Raw] | None:
     """The raw texts of the items of an array, without decoding them; None if the document is not an array."""
     if not raw.lstrip().startswith(b"["):

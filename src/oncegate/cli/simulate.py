@@ -9,11 +9,13 @@ from secrets import randbelow
 from typing import Any, Final, TextIO, TypeVar, get_args
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
+from oncegate.cli.event_files import open_input, raw_documents
 from oncegate.cli.options import NumberRange, number, output_option
 from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.cli.streams import reader_has_gone
@@ -22,7 +24,7 @@ from oncegate.errors import TargetError
 from oncegate.simulate.copies import CopyOptions, Kind
 from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
-from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries
+from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries, recorded_deliveries
 from oncegate.simulate.truth import TruthFile
 
 _KINDS: Final = get_args(Kind)
@@ -32,6 +34,7 @@ _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
 _DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
+_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid", "truth")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -43,6 +46,19 @@ def _copies(written: str) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise click.BadParameter(f"{written!r} is not a number of copies; write it like 2 or 1..3")
     return least, most
+
+
+class _ShareOrFile(FileName):
+    """The type of --replay: a share of generated events, or the name of a recording."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            share = float(value)
+        except ValueError:
+            return super().convert(value, param, ctx)
+        if not 0 <= share <= 1:
+            self.fail(f"{value} is not a share from 0 to 1; write ./{value} to name a file", param, ctx)
+        return share
 
 
 def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Command]:
@@ -57,6 +73,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     examples=(
         "oncegate simulate --to http://127.0.0.1:8080/events --truth truth.jsonl",
         "oncegate simulate --to file://traffic.jsonl --events 100 --seed 7 --echo 0.1",
+        "oncegate simulate --to file://copies.jsonl --replay events.jsonl --copies 2 --rate 20",
     ),
     reads_settings=False,
 )
@@ -87,7 +104,15 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 )
 @_share("reemit", _DEFAULTS.reemit, "Share of events that are published again in a new envelope.")
 @_share("rewrap", _DEFAULTS.rewrap, "Share of events that also arrive in SNS, in an array, or without the envelope.")
-@_share("replay", _DEFAULTS.replay, "Share of events that are replayed from an archive.")
+@click.option(
+    "--replay",
+    type=_ShareOrFile(),
+    metavar="SHARE|FILE",
+    default=_DEFAULTS.replay,
+    show_default=True,
+    help="Share of events that are replayed from an archive. Or a file of recorded events, which are sent as they are"
+    " instead of generated traffic; - reads stdin.",
+)
 @_share("echo", _DEFAULTS.echo, "Share of state changes that are sent again with other ids and content.")
 @click.option(
     "--window",
@@ -119,21 +144,29 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
     The traffic consists of Genesys conversations in EventBridge envelopes, Open Messaging webhooks and NICE CXone
     events. Deliveries that the target does not accept are retried. The truth file records every event and delivery.
 
+    With --replay FILE, the documents of a recording are sent instead, once each unless --copies is given. The file has
+    one JSON document, an array, one document per line, or several documents in a row.
+
     Exits with 1 if the target did not accept all readable deliveries.
     """
     if truth == STDOUT:
         raise click.UsageError("--truth - is not possible; name a file")
-    plan = _plan(url, **options)
     to_stdout = goes_to_stdout(url)
     if to_stdout and output == "json":
         raise click.UsageError("--output json is not possible when the events go to stdout; use another --to")
-    summary = _send(url, plan, truth, parallel, microseconds(patience, "--patience") / 1e6)
+    recording = options["replay"] if isinstance(options["replay"], str) else None
+    plan = _plan(url, **options) if recording is None else _replay_plan(url, **options)
+    with ExitStack() as stack:
+        recorded = None if recording is None else stack.enter_context(_recorded(recording, plan))
+        summary = _send(url, plan, recorded, truth, parallel, microseconds(patience, "--patience") / 1e6)
+    if recording is not None and not summary.count():
+        raise TargetError(f"there is no event in {recording}")
     if to_stdout:
-        click.echo(_sentence(plan, summary), err=True)
+        click.echo(_sentence(plan, summary, recording), err=True)
     elif output == "json":
-        show_json(_fields(plan, summary))
+        show_json(_fields(plan, summary, recording))
     else:
-        _show(plan, summary, truth)
+        _show(plan, summary, truth, recording)
     return exit_codes.OK if _all_accepted(summary) else exit_codes.FAILED
 
 
@@ -150,14 +183,35 @@ def _plan(
     )
 
 
-def _send(url: str, plan: Plan, truth: str | None, parallel: int, patience: float) -> Summary:
+def _replay_plan(url: str, *, copies: tuple[int, int], **options: Any) -> Plan:
+    """The plan of a recording: each document once, unless --copies is given. Options that change generated traffic are
+    refused."""
+    context = click.get_current_context()
+    given = [name for name in _ONLY_GENERATED if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"--{given[0]} changes generated traffic; remove it to replay {options['replay']}")
+    if context.get_parameter_source("copies") is not ParameterSource.COMMANDLINE:
+        copies = (1, 1)
+    return _plan(url, copies=copies, **options | {"replay": 0.0})
+
+
+@contextmanager
+def _recorded(file: str, plan: Plan) -> Iterator[Iterator[PlannedDelivery]]:
+    """The deliveries of a recording. The file is open until the block ends."""
+    with open_input(file) as stream:
+        yield recorded_deliveries(raw_documents(stream), plan)
+
+
+def _send(
+    url: str, plan: Plan, recorded: Iterator[PlannedDelivery] | None, truth: str | None, parallel: int, patience: float
+) -> Summary:
+    planned = deliveries(plan) if recorded is None else recorded
     with ExitStack() as stack:
         target = stack.enter_context(closing(open_target(url, parallel)))
         stream = stack.enter_context(_written(truth)) if truth else None
-        on_settled = stack.enter_context(_progress_bar(plan.events))
+        on_settled = stack.enter_context(_progress_bar(plan.events if recorded is None else None))
         sender = Sender(target, TruthFile(stream, plan), patience=patience, parallel=parallel, on_settled=on_settled)
-        sent = deliveries(plan)
-        return sender.send(takewhile(lambda _: not reader_has_gone(), sent) if goes_to_stdout(url) else sent)
+        return sender.send(takewhile(lambda _: not reader_has_gone(), planned) if goes_to_stdout(url) else planned)
 
 
 @contextmanager
@@ -170,15 +224,15 @@ def _written(path: str) -> Iterator[TextIO]:
 
 
 @contextmanager
-def _progress_bar(events: int) -> Iterator[Callable[[PlannedDelivery], object]]:
-    """A progress bar on stderr, if stderr is a terminal."""
+def _progress_bar(events: int | None) -> Iterator[Callable[[PlannedDelivery], object]]:
+    """A progress bar on stderr, if stderr is a terminal. The number of events in a recording is not known: None."""
     columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TextColumn("events"), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=events)
 
         def advance(delivery: PlannedDelivery) -> None:
-            if delivery.original is not None and delivery.copy.kind == "first":
+            if delivery.copy.kind == "first":
                 progress.advance(task)
 
         yield advance
@@ -189,15 +243,14 @@ def _all_accepted(summary: Summary) -> bool:
     return summary.count(fate="taken") + summary.count("invalid") - summary.count("invalid", "taken") == summary.count()
 
 
-def _sentence(plan: Plan, summary: Summary) -> str:
+def _sentence(plan: Plan, summary: Summary, recording: str | None) -> str:
     pace = summary.count() / summary.seconds if summary.seconds else 0
     events = times(summary.count("first"), "event")
     retries = "" if not summary.again else "; 1 retry" if summary.again == 1 else f"; {summary.again} retries"
     deliveries = "1 delivery" if summary.count() == 1 else f"{summary.count()} deliveries"
-    return (
-        f"Sent {deliveries} of {events} in {summary.seconds:.1f} s"
-        f" ({pace:.0f} per second){retries}. Repeat this traffic with --seed {plan.seed}."
-    )
+    source = f" from {recording}" if recording is not None else ""
+    sentence = f"Sent {deliveries} of {events}{source} in {summary.seconds:.1f} s ({pace:.0f} per second){retries}."
+    return sentence if recording is not None else f"{sentence} Repeat this traffic with --seed {plan.seed}."
 
 
 def _rows(summary: Summary) -> list[tuple[Any, ...]]:
@@ -205,10 +258,10 @@ def _rows(summary: Summary) -> list[tuple[Any, ...]]:
     return [(kind, *(summary.count(kind, fate) for fate in (None, "taken", "refused", "gave up"))) for kind in kinds]
 
 
-def _show(plan: Plan, summary: Summary, truth: str | None) -> None:
+def _show(plan: Plan, summary: Summary, truth: str | None, recording: str | None) -> None:
     headers = ("kind", "deliveries", "taken", "refused", "gave up")
     show_table(headers, _rows(summary), essential=headers)
-    print_text(_sentence(plan, summary))
+    print_text(_sentence(plan, summary, recording))
     if summary.reasons:
         why = ", ".join(f"{reason} ({number})" for reason, number in summary.reasons.most_common(_REASONS))
         print_text(f"Not accepted: {why}.")
@@ -218,10 +271,11 @@ def _show(plan: Plan, summary: Summary, truth: str | None) -> None:
         )
 
 
-def _fields(plan: Plan, summary: Summary) -> dict[str, Any]:
+def _fields(plan: Plan, summary: Summary, recording: str | None) -> dict[str, Any]:
     names = ("kind", "deliveries", "taken", "refused", "gave_up")
     return {
         "seed": plan.seed,
+        "replay": recording,
         "events": summary.count("first"),
         "deliveries": summary.count(),
         "sent_again": summary.again,

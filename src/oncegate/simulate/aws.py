@@ -1,7 +1,7 @@
 """Send simulated traffic to SQS queues and EventBridge buses. Failed entries of a batch are sent again."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -15,9 +15,10 @@ from oncegate.aws.failures import FAILURES, code_of, is_denied, is_transient
 from oncegate.errors import TargetError
 from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry
 from oncegate.simulate.traffic import PlannedDelivery
-from oncegate.sinks.publishing import FIFO, Destination, failure, read_destination
+from oncegate.sinks.publishing import FIFO, Destination, failure, group_of, read_destination
 
 _MOST: Final = 10  # the limit of both services for one request
+_MOST_BYTES: Final = 200_000  # below the 256 KiB of one request, with room for the other fields of an entry
 _SOURCE: Final = "oncegate.simulate"  # the source of real events begins with `aws.`, which AWS reserves
 # Errors of single PutEvents entries that may succeed on retry. Other errors are caused by the entry itself.
 _TEMPORARY: Final = frozenset({"ThrottlingException", "InternalFailure", "InternalException"})
@@ -61,6 +62,18 @@ class _Service(ABC):
         """Send a batch with one request."""
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
+        """Send a batch. Deliveries that the service cannot hold are rejected here. A batch that is too large for one
+        request is sent in parts."""
+        problems = [self._problem(delivery) for delivery in batch]
+        fitting = [delivery for delivery, problem in zip(batch, problems, strict=True) if problem is None]
+        answers = iter([answer for part in _parts(fitting) for answer in self._send_part(part)])
+        return [next(answers) if problem is None else Rejected(problem) for problem in problems]
+
+    @abstractmethod
+    def _problem(self, delivery: PlannedDelivery) -> str | None:
+        """Why the service cannot hold the bytes of a delivery. Only recorded deliveries have such a problem."""
+
+    def _send_part(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         try:
             return self._send_batch(batch)
         except FAILURES as error:
@@ -75,8 +88,29 @@ class _Service(ABC):
         return TargetError(str(failure(error, self._place)))
 
 
+def _parts(batch: Sequence[PlannedDelivery]) -> Iterator[list[PlannedDelivery]]:
+    """The batch in parts of at most `_MOST_BYTES` each. A larger delivery is a part by itself."""
+    part: list[PlannedDelivery] = []
+    size = 0
+    for delivery in batch:
+        size += len(delivery.copy.raw)
+        if part and size > _MOST_BYTES:
+            yield part
+            part, size = [], len(delivery.copy.raw)
+        part.append(delivery)
+    if part:
+        yield part
+
+
 class SqsTarget(_Service):
     """Sends the bytes as message bodies. In a FIFO queue, the events of one entity are a message group."""
+
+    def _problem(self, delivery: PlannedDelivery) -> str | None:
+        try:
+            delivery.copy.raw.decode()
+        except UnicodeDecodeError:
+            return "not UTF-8"
+        return None
 
     def _find(self) -> None:
         owner = {} if self._place.account is None else {"QueueOwnerAWSAccountId": self._place.account}
@@ -97,7 +131,7 @@ class SqsTarget(_Service):
         entry = {"Id": str(place), "MessageBody": delivery.copy.raw.decode()}
         if self._fifo:
             # Each delivery has a different deduplication id: otherwise the queue itself would drop the copies.
-            entry["MessageGroupId"] = delivery.event.entity or "none"
+            entry["MessageGroupId"] = group_of(delivery.event.entity or "none")
             entry["MessageDeduplicationId"] = f"{self._run}-{delivery.number}"
         return entry
 
@@ -105,6 +139,9 @@ class SqsTarget(_Service):
 class EventBridgeTarget(_Service):
     """Sends the detail of a document with an envelope, and a document without an envelope as a whole. The bus adds a
     new envelope."""
+
+    def _problem(self, delivery: PlannedDelivery) -> str | None:
+        return "not a JSON object" if delivery.copy.document is None else None
 
     def _find(self) -> None:
         try:

@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from oncegate.errors import MissingExtra, SettingError, TargetError
 from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry, Target
 from oncegate.simulate.traffic import PlannedDelivery
@@ -72,7 +74,7 @@ class File:
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         with self._explain_errors():
             for delivery in batch:
-                self._stream.write(delivery.copy.raw + b"\n")
+                self._stream.write(_on_one_line(delivery.copy.raw) + b"\n")
         return [Accepted()] * len(batch)
 
     def close(self) -> None:
@@ -91,6 +93,16 @@ class File:
         except OSError as error:
             place = "to stdout" if self._path == STDOUT else self._path
             raise TargetError(f"cannot write {place}: {error.strerror or error}") from error
+
+
+def _on_one_line(raw: bytes) -> bytes:
+    """A document without line breaks. Only a recorded document has line breaks."""
+    if b"\n" not in raw:
+        return raw
+    try:
+        return msgspec.json.format(raw, indent=-1)
+    except msgspec.MsgspecError:  # not JSON: a reader of the file refuses the document, too
+        return b" ".join(raw.split())
 
 
 class Http:

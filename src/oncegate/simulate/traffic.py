@@ -1,12 +1,13 @@
 """All deliveries of a simulation, in order, each with its original event. The same seed makes the same bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import cache
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from oncegate import keys
@@ -17,6 +18,7 @@ from oncegate.simulate.copies import CopyOptions, EventCopy, copies, copy
 from oncegate.simulate.random_source import RandomSource
 from oncegate.sources import read
 
+_NO_EVENT: Final = Event(source="plain", body=None)
 START: Final = 1_767_603_600_000  # 2026-01-05 09:00 UTC in milliseconds; fixed, so that a seed makes the same bytes
 
 
@@ -50,7 +52,7 @@ class SimulatedEvent(Struct, frozen=True):
 
 class PlannedDelivery(Struct, frozen=True):
     """A copy to send `due` microseconds after the start. `event` is the copy as Oncegate reads it. `original` is None
-    for an invalid delivery."""
+    for an invalid or recorded delivery."""
 
     number: int
     due: int
@@ -67,16 +69,42 @@ def simulated_events(plan: Plan) -> Iterator[SimulatedEvent]:
 
 
 def deliveries(plan: Plan) -> Iterator[PlannedDelivery]:
-    """All deliveries in the order of `due`. Only delayed deliveries are held in memory."""
+    """All deliveries of simulated traffic, in the order of `due`."""
+    return _planned(((original, _copies_of(original, plan)) for original in simulated_events(plan)), plan)
+
+
+def recorded_deliveries(documents: Iterable[bytes], plan: Plan) -> Iterator[PlannedDelivery]:
+    """The deliveries of recorded documents, in the order of `due`. Each document is sent as it is, and `plan` says how
+    often and how fast. Whether two documents are the same event is not known, so the deliveries have no original."""
+    numbered = enumerate(documents, 1)
+    return _planned(((None, _recorded_copies(raw, plan, number)) for number, raw in numbered), plan)
+
+
+def _recorded_copies(raw: bytes, plan: Plan, number: int) -> Iterator[EventCopy]:
+    try:
+        document = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        document = None
+    for position in range(RandomSource(plan.seed, f"copies of {number}").integer(*plan.copy_options.copies)):
+        yield EventCopy("redelivery" if position else "first", document if isinstance(document, dict) else None, raw)
+
+
+def _planned(
+    groups: Iterable[tuple[SimulatedEvent | None, Iterable[EventCopy]]], plan: Plan
+) -> Iterator[PlannedDelivery]:
+    """Number the copies of each group and give them a time. Only delayed deliveries are held in memory."""
     delayed: list[tuple[int, int, PlannedDelivery]] = []
     number = 0
-    for original in simulated_events(plan):
-        now = int((original.number - 1) * 1_000_000 / plan.rate)
+    for position, (original, group) in enumerate(groups, 1):
+        now = int((position - 1) * 1_000_000 / plan.rate)
         while delayed and delayed[0][0] < now:
             yield heappop(delayed)[2]
-        for delivery in _deliveries_of(original, plan, now, number + 1):
-            number = delivery.number
-            heappush(delayed, (delivery.due, number, delivery))
+        lateness = RandomSource(plan.seed, f"lateness of {position}")
+        for each in group:
+            number += 1
+            due = now + lateness.integer(0, plan.delay)
+            event = None if each.kind == "invalid" else original
+            heappush(delayed, (due, number, PlannedDelivery(number, due, event, each, _read(each.raw))))
     while delayed:
         yield heappop(delayed)[2]
 
@@ -92,18 +120,14 @@ def _strategies(window: int) -> dict[str, keys.Strategy]:
     return {"auto": keys.auto, "state_change": change, "event_id": keys.event_id, "content": keys.content}
 
 
-def _deliveries_of(original: SimulatedEvent, plan: Plan, now: int, first: int) -> Iterator[PlannedDelivery]:
+def _copies_of(original: SimulatedEvent, plan: Plan) -> Iterator[EventCopy]:
     random = RandomSource(plan.seed, f"copies of {original.number}")
-    lateness = RandomSource(plan.seed, f"lateness of {original.number}")
-    sent = copies(random, original.document, original.event.state, plan.copy_options)
-    for number, each in enumerate(sent, first):
-        due = now + lateness.integer(0, plan.delay)
-        yield PlannedDelivery(number, due, None if each.kind == "invalid" else original, each, _read(each.raw))
+    return copies(random, original.document, original.event.state, plan.copy_options)
 
 
 def _read(raw: bytes) -> Event:
-    (event,) = read(raw)
-    return event
+    """The first event of the bytes. Only a recorded document may have several events, or none."""
+    return next(iter(read(raw)), _NO_EVENT)
 
 
 def _key(event: Event, strategy: keys.Strategy) -> str | None:

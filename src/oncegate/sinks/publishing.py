@@ -223,10 +223,10 @@ class QueuePublisher(Publisher):
 
 def _fifo_ids(event: Event) -> dict[str, str]:
     key = hashlib.sha256(document(event)).hexdigest() if event.key is None else str(event.key)
-    return {"MessageDeduplicationId": key, "MessageGroupId": _group(event.entity or key)}
+    return {"MessageDeduplicationId": key, "MessageGroupId": group_of(event.entity or key)}
 
 
-def _group(entity: str) -> str:
+def group_of(entity: str) -> str:
     """The message group id: the entity, or the hash of the entity if SQS does not allow the entity as a group id."""
     return entity if _GROUP.fullmatch(entity) else hashlib.sha256(entity.encode("utf-8", "surrogatepass")).hexdigest()
 
