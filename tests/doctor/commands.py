@@ -26,7 +26,8 @@ def check(line: str) -> None:
         elif words[0] == "oncegate":
             _check_oncegate(words[1:])
         elif words[0] == "export":
-            _check_variable(words[1])
+            for written in words[1:]:
+                _check_variable(written)
         else:
             assert words[0] in _OF_OTHERS, line
 

@@ -30,6 +30,7 @@ def severities(out: str) -> dict[str, str]:
 def sick(aws: Aws) -> Iterator[None]:
     """A deployment with many common mistakes."""
     made = aws["sqs"].create_queue(QueueName="sick-events", Attributes={"VisibilityTimeout": "5"})
+    aws["iam"].create_role(RoleName="sick", AssumeRolePolicyDocument="{}")
     aws["lambda"].create_function(
         FunctionName="sick-function",
         Runtime=f"python3.{sys.version_info.minor}",
@@ -66,6 +67,9 @@ def sick(aws: Aws) -> Iterator[None]:
     yield
     aws["lambda"].delete_event_source_mapping(UUID=mapping["UUID"])
     aws["lambda"].delete_function(FunctionName="sick-function")
+    for policy in aws["iam"].list_role_policies(RoleName="sick")["PolicyNames"]:
+        aws["iam"].delete_role_policy(RoleName="sick", PolicyName=policy)
+    aws["iam"].delete_role(RoleName="sick")
     aws["sqs"].delete_queue(QueueUrl=made["QueueUrl"])
     aws["dynamodb"].delete_table(TableName="sick-claims")
 

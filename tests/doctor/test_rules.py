@@ -50,6 +50,7 @@ def test_a_broken_deployment(rule: str, severity: str, facts: Facts) -> None:
     assert finding.why.endswith(".")
     assert finding.what
     assert finding.found
+    assert finding.decision is None or finding.decision.endswith(".")
     commands.check(finding.mend)
 
 

@@ -218,7 +218,7 @@ class TestRecordings:
     """Recorded documents, which may be larger than simulated ones, or not JSON."""
 
     def test_a_queue(self, cloud: Cloud) -> None:
-        """A document that a queue cannot hold is rejected, a large batch is sent in parts, and any entity is a group."""
+        """A document that a queue cannot hold is rejected, a large batch is sent in parts, any entity is a group."""
         sqs = cloud.client_of("sqs")
         queue = sqs.create_queue(QueueName="mine.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
         entity, text = "a b" + "c" * 200, "x" * 90_000

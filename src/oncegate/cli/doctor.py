@@ -160,8 +160,13 @@ def _explain(rule: str, finding: Finding) -> None:
     console.print(
         Text.assemble((finding.severity, _COLOURS[finding.severity]), f"  {rule}  {on_one_line(finding.what)}")
     )
-    for label, text in (("found", finding.found), ("why", finding.why), ("mend", finding.mend)):
-        console.print(Text.assemble("  ", (label.ljust(5), "dim"), f"  {on_one_line(text)}"))
+    lines = {"found": finding.found, "why": finding.why}
+    if finding.decision is None:
+        lines["mend"] = finding.mend
+    else:
+        lines |= {"decide": finding.decision, "start": finding.mend}
+    for label, text in lines.items():
+        console.print(Text.assemble("  ", (label.ljust(6), "dim"), f"  {on_one_line(text)}"))
 
 
 def _summary(facts: Facts, found: Findings) -> str:

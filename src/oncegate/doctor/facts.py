@@ -35,6 +35,8 @@ class EventSourceFacts(Struct, frozen=True, kw_only=True):
 
 
 class FunctionFacts(Struct, frozen=True, kw_only=True):
+    """A Lambda function. `role` is the ARN of its role. `destinations` are the destinations of asynchronous events."""
+
     name: str
     arn: str
     timeout: int
@@ -43,6 +45,8 @@ class FunctionFacts(Struct, frozen=True, kw_only=True):
     feeds: tuple[EventSourceFacts, ...] = ()
     statements: tuple[Mapping[str, Any], ...] = ()
     store: str | None = None
+    role: str | None = None
+    destinations: Mapping[str, Any] = {}
 
 
 class TargetFacts(Struct, frozen=True, kw_only=True):
@@ -96,8 +100,12 @@ class TableFacts(Struct, frozen=True, kw_only=True):
 
 
 class RedisFacts(Struct, frozen=True, kw_only=True):
+    """A Redis server. `login` has the options of redis-cli that the server needs: for TLS, the user and the password,
+    which redis-cli asks for."""
+
     host: str
     port: int
+    login: tuple[str, ...] = ()
     evicts_by: str | None = None
     append_only: bool = True
 

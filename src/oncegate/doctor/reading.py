@@ -183,6 +183,8 @@ class _Reader:
             feeds=tuple(_event_sources(functions.mappings_of(self._cloud, name))),
             statements=tuple(functions.statements_of(self._cloud, name)),
             store=found.properties["Environment"]["Variables"].get("ONCEGATE_STORE"),
+            role=found.properties.get("Role"),
+            destinations={name: each for name, each in config.get("DestinationConfig", {}).items() if each},
         )
 
     def _queue(self, name: str) -> QueueFacts:

@@ -179,6 +179,11 @@ def _read_redis(url: str, masked_url: str) -> StoreReading:
         redis = RedisFacts(
             host=settings.host,
             port=settings.port,
+            login=(
+                *(("--tls",) if settings.tls else ()),
+                *(("--user", settings.username) if settings.username else ()),
+                *(("--askpass",) if settings.password else ()),
+            ),
             evicts_by=eviction_policy(info),
             append_only=has_append_only_file(info),
         )

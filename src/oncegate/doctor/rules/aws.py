@@ -15,6 +15,7 @@ def readable(facts: Facts) -> Iterator[Finding]:
             unread.why,
             "The rules for this part cannot be checked.",
             facts.aws("sts get-caller-identity"),
+            "Check the name, the region and the permissions of this identity.",
         )
 
 

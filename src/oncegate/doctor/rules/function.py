@@ -6,9 +6,9 @@ from typing import Final
 
 from oncegate.doctor.facts import EventSourceFacts, Facts, FunctionFacts, new_table, sibling_queue_arn
 from oncegate.doctor.findings import Finding, error, warning
-from oncegate.doctor.policies import admits
+from oncegate.doctor.policies import SEND, admits
 from oncegate.durations import times
-from oncegate.infra.rights import sid
+from oncegate.infra.rights import document, sid
 
 _RETRIES: Final = 2
 
@@ -16,23 +16,13 @@ _RETRIES: Final = 2
 def failures(facts: Facts) -> Iterator[Finding]:
     """A function that a rule invokes has an OnFailure destination."""
     for function in _invoked(facts):
-        if function.on_failure is not None:
-            continue
-        name = f"{function.name}-dead"
-        destination = {"OnFailure": {"Destination": sibling_queue_arn(function.arn, name)}}
-        create = facts.aws("sqs create-queue", queue_name=name)
-        configure = facts.aws(
-            "lambda put-function-event-invoke-config",
-            function_name=function.name,
-            maximum_retry_attempts=str(_RETRIES),
-            destination_config=json.dumps(destination),
-        )
-        yield error(
-            function.name,
-            "the function has no OnFailure destination",
-            "Lambda retries a failed event twice within three minutes; after that the event is lost.",
-            f"{create} && {configure}",
-        )
+        if function.on_failure is None:
+            yield error(
+                function.name,
+                "the function has no OnFailure destination",
+                "Lambda retries a failed event twice within three minutes; after that the event is lost.",
+                _invocation_command(facts, function),
+            )
 
 
 def retries(facts: Facts) -> Iterator[Finding]:
@@ -45,12 +35,32 @@ def retries(facts: Facts) -> Iterator[Finding]:
             f"Lambda retries a failed event {times(function.retries, 'time')}; {_RETRIES} times are possible",
             "An event that is in flight in another instance, or that arrives while the store is unavailable, fails and"
             " is retried too few times.",
-            facts.aws(
-                "lambda update-function-event-invoke-config",
-                function_name=function.name,
-                maximum_retry_attempts=str(_RETRIES),
-            ),
+            _invocation_command(facts, function),
         )
+
+
+def _invocation_command(facts: Facts, function: FunctionFacts) -> str:
+    """Return the command that sets the retries and the OnFailure destination. Lambda replaces the whole configuration,
+    so the command contains all destinations. It creates a queue if the function has no OnFailure destination."""
+    commands, destinations = [], function.destinations
+    if function.on_failure is None:
+        name = f"{function.name}-dead"
+        queue = sibling_queue_arn(function.arn, name)
+        destinations = {**destinations, "OnFailure": {"Destination": queue}}
+        commands.append(facts.aws("sqs create-queue", queue_name=name))
+        if function.role is not None:  # Lambda refuses a destination that the role may not send to
+            may_send = json.dumps(document({"Effect": "Allow", "Action": SEND, "Resource": queue}))
+            role = function.role.rpartition("/")[2]
+            options = {"role_name": role, "policy_name": name, "policy_document": may_send}
+            commands.append(facts.aws("iam put-role-policy", **options))
+    configured = {"destination_config": json.dumps(destinations)} if destinations else {}
+    put = facts.aws(
+        "lambda put-function-event-invoke-config",
+        function_name=function.name,
+        maximum_retry_attempts=str(_RETRIES),
+        **configured,
+    )
+    return " && ".join([*commands, put])
 
 
 def reports(facts: Facts) -> Iterator[Finding]:
@@ -89,15 +99,25 @@ def permission(facts: Facts) -> Iterator[Finding]:
                 function.name,
                 f"the policy of the function does not allow the rule {facts.named(rule)} to invoke it",
                 "EventBridge is denied access, retries for a day, and then drops the events.",
-                facts.aws(
-                    "lambda add-permission",
-                    function_name=function.name,
-                    statement_id=sid(rule.arn),
-                    action="lambda:InvokeFunction",
-                    principal="events.amazonaws.com",
-                    source_arn=rule.arn,
-                ),
+                _permission_command(facts, function, rule.arn),
             )
+
+
+def _permission_command(facts: Facts, function: FunctionFacts, rule: str) -> str:
+    """Return the command that allows a rule to invoke the function. Lambda refuses a second statement with the same id,
+    so an existing statement is removed first."""
+    name = sid(rule)
+    remove = facts.aws("lambda remove-permission", function_name=function.name, statement_id=name)
+    add = facts.aws(
+        "lambda add-permission",
+        function_name=function.name,
+        statement_id=name,
+        action="lambda:InvokeFunction",
+        principal="events.amazonaws.com",
+        source_arn=rule,
+    )
+    exists = any(statement.get("Sid") == name for statement in function.statements)
+    return f"{remove} && {add}" if exists else add
 
 
 def store(facts: Facts) -> Iterator[Finding]:
@@ -110,6 +130,8 @@ def store(facts: Facts) -> Iterator[Finding]:
         f"ONCEGATE_STORE of the function is {function.store}",
         "Instances of a function share neither files nor memory, so two instances run the same event.",
         new_table(function.name),
+        "Create a table with this command. Set ONCEGATE_STORE of the function to the URL of the table, and allow its"
+        " role to use the table.",
     )
 
 

@@ -14,6 +14,7 @@ _SECOND: Final = 1_000_000
 _VISIBILITY_FACTOR: Final = 6
 _MIN_RECEIVES: Final = 5
 _LONGEST_RETENTION: Final = 1_209_600
+_LONGEST_VISIBILITY: Final = 43_200
 _FIFO: Final = ".fifo"
 
 
@@ -46,8 +47,16 @@ def lease(facts: Facts) -> Iterator[Finding]:
             f" {spoken(lease)} (lease)",
             "The message of a dead worker is redelivered while the claim is still held, and every such receive counts"
             " towards the dead-letter limit.",
-            f"export ONCEGATE_WORK_VISIBILITY={-(-lease // _SECOND)}s",
+            _visibility_command(-(-lease // _SECOND)),
         )
+
+
+def _visibility_command(lease: int) -> str:
+    """Return the command that makes the visibility timeout as long as the lease, in seconds. SQS allows at most 12 h,
+    so a longer lease is shortened instead."""
+    if lease > _LONGEST_VISIBILITY:
+        return f"export ONCEGATE_LEASE={_LONGEST_VISIBILITY}s ONCEGATE_WORK_VISIBILITY={_LONGEST_VISIBILITY}s"
+    return f"export ONCEGATE_WORK_VISIBILITY={lease}s"
 
 
 def dead_letters(facts: Facts) -> Iterator[Finding]:
@@ -100,6 +109,10 @@ def dead_retention(facts: Facts) -> Iterator[Finding]:
             f" queue is {spoken(queue.retention * _SECOND)}",
             "The age of a dead letter counts from its first send, so SQS may delete it before anybody sees it.",
             _set_command(facts, url, MessageRetentionPeriod=_LONGEST_RETENTION),
+            None
+            if queue.retention < _LONGEST_RETENTION
+            else "No queue keeps messages for longer than 14 d. Shorten the retention of the queue; it then deletes"
+            " messages earlier.",
         )
 
 

@@ -93,9 +93,10 @@ def bus(facts: Facts) -> Iterator[Finding]:
             yield error(
                 facts.named(rule),
                 "the rule is for Genesys events but is on the default bus, where none arrive",
-                "Genesys events arrive on a bus with the name of the partner event source: run oncegate infra up with"
-                " --partner-source, or move the rule to the bus that the events are forwarded to.",
+                "Genesys events arrive on a bus with the name of the partner event source.",
                 facts.aws("events list-event-sources"),
+                "Run oncegate infra up with --partner-source, or move the rule to the bus that the events are forwarded"
+                " to.",
             )
         elif _is_elsewhere(rule):
             yield note(
@@ -104,6 +105,7 @@ def bus(facts: Facts) -> Iterator[Finding]:
                 "Genesys events arrive on a bus with the name of the partner event source; they reach another bus only"
                 " if a rule forwards them.",
                 facts.aws("events list-event-sources"),
+                "Check that a rule forwards the events to this bus.",
             )
 
 
@@ -244,6 +246,7 @@ def doubled(facts: Facts) -> Iterator[Finding]:
                 "An event that several of them match is delivered several times, and gets another key if they"
                 " transform it differently.",
                 _removal_command(facts, *redundant) if redundant else _describe_command(facts, routes[-1][0]),
+                None if redundant else "Compare the patterns, and remove a rule or target that is not needed.",
             )
 
 

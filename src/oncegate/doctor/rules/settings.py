@@ -12,6 +12,7 @@ _DAY: Final = 86_400
 _SECOND: Final = 1_000_000
 _ASYNC_AGE: Final = 6 * 3_600  # seconds; Lambda keeps an asynchronous event for at most six hours
 _LEASES: Final = 10
+_USUAL_DAYS: Final = 7
 _TOKENS: Final = ("bearer", "api-key")  # a token authenticates the sender, but it does not sign the body
 
 
@@ -20,14 +21,20 @@ def retention(facts: Facts) -> Iterator[Finding]:
     horizon = _horizon(facts)
     if facts.config.retention > horizon * _SECOND:
         return
-    needed = horizon // _DAY + 1
     yield error(
         "retention",
         f"a processed event is remembered for {spoken(facts.config.retention)}, but can be redelivered for"
         f" {spoken(horizon * _SECOND)}",
         "A redelivery after the retention takes effect a second time.",
-        f"export ONCEGATE_RETENTION={needed}d",
+        _retention_command(facts),
     )
+
+
+def _retention_command(facts: Facts) -> str:
+    """Return the command that sets the retention. The value is long enough for both rules about the retention, so that
+    the command of one rule does not undo the command of the other."""
+    days = max(_horizon(facts) // _DAY + 1, -(-_LEASES * facts.config.lease // (_DAY * _SECOND)), _USUAL_DAYS)
+    return f"export ONCEGATE_RETENTION={days}d"
 
 
 def _horizon(facts: Facts) -> int:
@@ -43,16 +50,20 @@ def replays(facts: Facts) -> Iterator[Finding]:
     """With on_replay="duplicate", no archive keeps events for longer than the retention."""
     if facts.config.on_replay == "run":
         return
-    days = max(1, facts.config.retention // (_DAY * _SECOND))
+    days = facts.config.retention // (_DAY * _SECOND)
     for archive in facts.archives:
         if archive.days == 0 or archive.days * _DAY * _SECOND > facts.config.retention:
             kept = f"for {archive.days} d" if archive.days else "forever"
+            choices = ["set on_replay=run to run replays again"]
+            choices += [f"set retention={archive.days}d to remember events for as long"] if archive.days else []
+            choices += [f"keep archived events for {days} d only, which deletes older ones"] if days else []
             yield warning(
                 archive.name,
                 f"the archive of the bus {archive.bus} keeps events {kept}, and a processed event is remembered for"
                 f" {spoken(facts.config.retention)}",
                 "A replay of an older event takes effect again, although on_replay is duplicate.",
-                facts.aws("events update-archive", archive_name=archive.name, retention_days=str(days)),
+                facts.aws("events describe-archive", archive_name=archive.name),
+                f"Choose one: {'; or '.join(choices)}.",
             )
 
 
@@ -66,31 +77,30 @@ def attempts(facts: Facts) -> Iterator[Finding]:
         f"the retention is {spoken(config.retention)}, less than {_LEASES} times the lease of {spoken(config.lease)}",
         "The record of a failed event expires between retries: its attempts start at one again, and it never becomes a"
         " dead letter.",
-        "export ONCEGATE_RETENTION=7d",
+        _retention_command(facts),
     )
 
 
 def signed(facts: Facts) -> Iterator[Finding]:
     """The sender of a route signs every part of the key."""
     for route in facts.routes:
-        mend = "oncegate config check"
-        if route.path == "/events":
-            mend = "oncegate serve --signature standard-webhooks --secret-env WEBHOOK_SECRET"
         if route.signature in (None, UNSIGNED):
             yield warning(
                 route.path,
                 f"key={route.key} uses parts that are not signed: the body, and the ce-… headers of CloudEvents",
                 "Anyone who can reach the address can forge an event with the key of another event; the genuine event"
-                " is then a duplicate or a conflict. Configure the signature of the sender and its secret.",
-                mend,
+                " is then a duplicate or a conflict.",
+                "oncegate config check",
+                "Set the signature scheme of the sender, and the secret that you share with the sender: see"
+                " docs/guide/signatures.md.",
             )
         elif route.signature in _TOKENS:
             yield note(
                 route.path,
                 f"key={route.key} uses the body, which signature={route.signature} does not sign",
-                "Anyone who knows the token can forge an event with any key. Use a signature if the sender supports"
-                " one, and accept the token only over TLS.",
-                mend,
+                "Anyone who knows the token can forge an event with any key.",
+                "oncegate config check",
+                "Use a signature if the sender supports one. Otherwise accept the token only over TLS.",
             )
 
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from oncegate.doctor.facts import ClockFacts, Facts
+from oncegate.doctor.facts import ClockFacts, Facts, RedisFacts
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
 
@@ -12,6 +12,8 @@ _NETWORKS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "fuse.sshfs", "fuse.s3fs"}
 )
 _TOLERANCE: Final = 5_000_000
+_SET_CLOCK: Final = "timedatectl set-ntp true"
+_AWS: Final = "AWS"
 
 
 def reachable(facts: Facts) -> Iterator[Finding]:
@@ -22,6 +24,7 @@ def reachable(facts: Facts) -> Iterator[Finding]:
             facts.store.problem,
             "No event can be claimed without the store.",
             "oncegate config show",
+            "Correct the URL, or make the store reachable.",
         )
 
 
@@ -62,6 +65,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
             f"the file is on a network file system ({store.file_system})",
             "SQLite locks do not work reliably there: two machines can claim the same event or damage the file.",
             "export ONCEGATE_STORE=sqlite:////var/lib/oncegate.db",
+            "Choose a folder on a local disk. Stop all processes that use the file before you move it.",
         )
 
 
@@ -74,9 +78,9 @@ def integrity(facts: Facts) -> Iterator[Finding]:
         yield error(
             store.url,
             f"the file is damaged: {store.damage}",
-            "Claims, dead letters and waiting events may be lost or wrong: stop all processes that use the file, and"
-            " see docs/operations.md.",
+            "Claims, dead letters and waiting events may be lost or wrong.",
             shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
+            "Stop all processes that use the file, and restore or repair it as docs/operations.md says.",
         )
     elif store.cut_short:
         yield note(
@@ -84,6 +88,7 @@ def integrity(facts: Facts) -> Iterator[Finding]:
             "the integrity check was stopped after 10 s because the file is large",
             "The part that was checked is not damaged; a complete check reads every page of the file.",
             shlex.join(["sqlite3", store.path, "PRAGMA integrity_check"]),
+            "Run the complete check when the load is low.",
         )
 
 
@@ -109,7 +114,7 @@ def eviction(facts: Facts) -> Iterator[Finding]:
             f"maxmemory-policy is {redis.evicts_by}",
             "When its memory is full, Redis evicts the records of processed events, and their duplicates take effect"
             " again.",
-            f"redis-cli -h {redis.host} -p {redis.port} CONFIG SET maxmemory-policy noeviction",
+            _config_set(redis, "maxmemory-policy", "noeviction"),
         )
 
 
@@ -121,8 +126,13 @@ def persistence(facts: Facts) -> Iterator[Finding]:
             f"{redis.host}:{redis.port}",
             "appendonly is off",
             "If Redis stops, all claims and completions since the last snapshot are lost.",
-            f"redis-cli -h {redis.host} -p {redis.port} CONFIG SET appendonly yes",
+            _config_set(redis, "appendonly", "yes"),
         )
+
+
+def _config_set(redis: RedisFacts, name: str, value: str) -> str:
+    place = ["-h", redis.host, "-p", str(redis.port), *redis.login]
+    return shlex.join(["redis-cli", *place, "CONFIG", "SET", name, value])
 
 
 def clock(facts: Facts) -> Iterator[Finding]:
@@ -135,13 +145,21 @@ def clock(facts: Facts) -> Iterator[Finding]:
                 f"Leases in DynamoDB depend on the clock of this machine and tolerate a difference of {spoken(skew)}:"
                 " two handlers may run the same event at once."
             )
-            yield error(server.of, _difference(server), why, "timedatectl set-ntp true")
+            yield error(server.of, _difference(server), why, _SET_CLOCK, _which_clock(server))
         elif off > _TOLERANCE:
             why = (
                 "The age of an event is computed with the clock of this machine, and AWS rejects requests whose time is"
                 " five minutes off."
             )
-            yield warning(server.of, _difference(server), why, "timedatectl set-ntp true")
+            yield warning(server.of, _difference(server), why, _SET_CLOCK, _which_clock(server))
+
+
+def _which_clock(clock: ClockFacts) -> str | None:
+    """Return the decision that the finding needs. The clock of AWS is right; the clock of another server may be
+    wrong."""
+    if clock.of == _AWS:
+        return None
+    return "Find out which of the two clocks is wrong. The command corrects the clock of this machine."
 
 
 def _difference(clock: ClockFacts) -> str:

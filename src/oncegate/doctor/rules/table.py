@@ -18,6 +18,8 @@ def shape(facts: Facts) -> Iterator[Finding]:
             facts.table.problem,
             "The store cannot open the table, so no event can be claimed.",
             new_table(facts.table.name),
+            "Create a table with this command, and set the store to its URL. The records of the old table are not"
+            " copied.",
         )
 
 
@@ -27,13 +29,17 @@ def sweep(facts: Facts) -> Iterator[Finding]:
     if table is None or table.sweeps_by == _TTL_ATTRIBUTE:
         return
     if table.sweeps_by is None:
-        report, found = warning, "time to live is off"
+        report, found, change = warning, "time to live is off", _TTL_ON
         why = "Expired records are never deleted: the table and its cost grow without limit."
     else:
         report, found = error, f"time to live uses the attribute {table.sweeps_by}, not {_TTL_ATTRIBUTE}"
-        why = "DynamoDB may delete records too early, and their events run again."
-    enable = facts.aws("dynamodb update-time-to-live", table_name=table.name, time_to_live_specification=_TTL_ON)
-    yield report(table.name, found, why, enable)
+        why = (
+            "DynamoDB may delete records too early, and their events run again. DynamoDB must turn time to live off"
+            " before it accepts another attribute; that takes up to an hour."
+        )
+        change = f"Enabled=false,AttributeName={table.sweeps_by}"
+    command = facts.aws("dynamodb update-time-to-live", table_name=table.name, time_to_live_specification=change)
+    yield report(table.name, found, why, command)
 
 
 def capacity(facts: Facts) -> Iterator[Finding]:
