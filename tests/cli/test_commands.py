@@ -19,6 +19,7 @@ from oncegate.settings.schema import SETTINGS
 from tests.cli.conftest import Run
 
 Path_ = tuple[str, ...]
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 
 
 def walk(command: click.Command = cli, path: Path_ = ()) -> Iterator[tuple[Path_, click.Command]]:
@@ -81,6 +82,15 @@ class TestHelp:
         names = [name for listed in SECTIONS.values() for name in listed]
         assert len(names) == len(set(names))
         assert section_of(click.Option(["--new-option"])) == "Options"
+
+    def test_files(self, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
+        """An option whose text names a file has the placeholder FILE."""
+        for path, command in COMMANDS.items():
+            out = helped(path, 80, monkeypatch, oncegate)
+            for option in command.params:
+                written = getattr(option, "help", None) or ""
+                if re.match(r"(A|The) files? ", written):
+                    assert re.search(rf"{option.opts[0]} \S*FILE", out), option.opts
 
     def test_order_of_headings(self, monkeypatch: pytest.MonkeyPatch, oncegate: Run) -> None:
         """The options of serve are below headings; --help is below the last heading."""
@@ -233,6 +243,8 @@ class TestCompletion:
             ("oncegate dlq list --output j", ["plain,json"]),
             ("oncegate read ev", ["file,ev"]),
             ("oncegate verify --truth tr", ["file,tr"]),
+            ("oncegate serve --tls-cert ce", ["file,ce"]),
+            ("oncegate simulate --replay ev", ["file,ev"]),
             ("oncegate --config on", ["file,on"]),
             ("oncegate --config a.toml conf", ["plain,config"]),
         ],
@@ -243,11 +255,26 @@ class TestCompletion:
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_scripts(self, shell: str) -> None:
-        """The script of each shell is printed."""
+        """The script of each shell is printed, and the page on the command line has the line that loads it."""
         environment = os.environ | {"_ONCEGATE_COMPLETE": f"{shell}_source"}
         command = [sys.executable, "-m", "oncegate"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         assert f"_ONCEGATE_COMPLETE={shell}_complete" in done.stdout
+        assert f"_ONCEGATE_COMPLETE={shell}_source oncegate" in PAGE.read_text()
+
+    def test_in_bash(self, tmp_path: Path) -> None:
+        """Bash loads the script of the page and offers the commands."""
+        (tmp_path / "oncegate").write_text(f'#!/bin/sh\nexec {sys.executable} -m oncegate "$@"\n')
+        (tmp_path / "oncegate").chmod(0o755)
+        found = re.search(r"`(eval .+bash_source oncegate.+)` \|$", PAGE.read_text(), re.MULTILINE)
+        assert found
+        script = (
+            f"{found[1]}; COMP_WORDS=(oncegate dlq re); COMP_CWORD=2; _oncegate_completion oncegate; echo $COMPREPLY"
+        )
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = ["bash", "--norc", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+        assert done.stdout == "redrive\n", done.stderr
 
     def test_it_is_quick(self) -> None:
         """Completion imports no library of AWS or HTTP, which would take most of a second."""

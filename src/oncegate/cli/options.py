@@ -1,12 +1,13 @@
 """Options and helpers that several commands share."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from math import isnan
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from msgspec.structs import replace
 
 from oncegate.canonical import HASH_SIZE
@@ -31,6 +32,13 @@ _METAVARS = {
     "strategy": "STRATEGY",
 }
 
+# Settings that name files.
+_FILES = frozenset(
+    {
+        *("serve.tls_cert", "serve.tls_key", "serve.secret_file", "serve.metrics_token_file"),
+        *("forward.headers", "forward.ca", "forward.certificate", "forward.certificate_key"),
+    }
+)
 _MOST = 1_000_000_000
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -77,14 +85,20 @@ def _option(setting: Setting) -> Callable[[_Command], _Command]:
     if setting.kind == "truth":
         return click.option(f"{setting.flag}/--no-{setting.flag[2:]}", setting.parameter, default=None, help=help_)
     metavar = _METAVARS.get(setting.kind) or "|".join(setting.choices) or "NAME"
+    if setting.path in _FILES:
+        metavar = metavar.replace("NAME", "FILE")
     return click.option(
-        setting.flag, setting.parameter, metavar=metavar, help=help_, shell_complete=_completion(setting.choices)
+        setting.flag, setting.parameter, metavar=metavar, help=help_, shell_complete=_completion(setting)
     )
 
 
-def _completion(choices: Sequence[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+def _completion(setting: Setting) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Complete the value of an option in a shell."""
-    return lambda _context, _option, incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+    if setting.path in _FILES:
+        return lambda _context, _option, incomplete: [CompletionItem(incomplete, type="file")]
+    return lambda _context, _option, incomplete: [
+        CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)
+    ]
 
 
 store_options = with_settings(STORE, NAMESPACE_FILTER)
