@@ -274,7 +274,7 @@ def _url(setting: Setting, value: Any) -> Any:
 
 
 def _place(setting: Setting, value: Any) -> Any:
-    """Check the scheme of a URL. The sink or the queue that uses the URL checks its other parts."""
+    """Check the scheme of a URL. The code that uses the URL checks its other parts."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
         raise SettingError(f"{setting.path}={_describe(value)} must be a URL that starts with {schemes}")

@@ -1,0 +1,70 @@
+"""Look up events in an old place, for a gate with the option `previous`."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+
+from oncegate import keys
+from oncegate.clocks import Clock
+from oncegate.errors import SettingError
+from oncegate.events import Event
+from oncegate.previous import open_place
+from oncegate.previous.base import KeyPart, Mark, read_place_url
+from oncegate.stores.circuit_breaker import CircuitBreaker
+
+
+class PreviousPlace:
+    """The old place that the option `previous` names. It is only read. `wall` is the clock that decides whether `until`
+    or the expiry of a mark has passed. The breaker is for a place over a network."""
+
+    def __init__(self, url: str, wall: Clock, breaker: CircuitBreaker | None = None) -> None:
+        try:
+            parsed = read_place_url(url)
+            self._place = open_place(parsed)
+        except SettingError as error:
+            raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
+        self._until = parsed.until
+        self._wall = wall
+        self._breaker = breaker if self._place.remote else None
+        self.name = self._place.name
+
+    def find(self, events: Sequence[Event]) -> list[int | None]:
+        """Look up the events with as few requests as possible. Returns the time for which each mark is still valid, in
+        microseconds; None if the place has no mark of the event, and 0 if the mark does not expire. An event that lacks
+        a part of the old key has no mark. After `until`, no event has a mark. Raises StoreError if the place does not
+        answer."""
+        left: list[int | None] = [None] * len(events)
+        if self._until is not None and self._wall() >= self._until:
+            return left
+        with nullcontext() if self._breaker is None else self._breaker.watch(len(events), reads=True):
+            parts = self._parts
+            old_keys = [(index, key) for index, event in enumerate(events) if (key := _old_key(event, parts))]
+            marks = self._place.find([key for _, key in old_keys]) if old_keys else []
+        for (index, _), mark in zip(old_keys, marks, strict=True):
+            left[index] = None if mark is None else self._time_left(mark)
+        return left
+
+    def _time_left(self, mark: Mark) -> int | None:
+        if mark.expires_at is None:
+            return 0
+        left = mark.expires_at - self._wall()
+        return left if left > 0 else None
+
+    @cached_property
+    def _parts(self) -> Sequence[KeyPart]:
+        return self._place.parts()
+
+    def close(self) -> None:
+        self._place.close()
+
+
+def _old_key(event: Event, parts: Sequence[KeyPart]) -> list[str | int | float] | None:
+    """Return the value of each part of the old key; None if the event lacks a part."""
+    values = []
+    for part in parts:
+        found = {name: keys.lookup(event, name) for name in part.template.names}
+        value = part.template.make(found)
+        if value is None:
+            return None
+        values.append(value)
+    return values
