@@ -11,6 +11,7 @@ Every notice has a dotted name:
     lease.adopted      an event was granted again to the process whose handler still runs it; the handler was not
                        started again
     memory.hit         a duplicate was answered from the completion cache, without a call to the store
+    previous.found     the old place of the option `previous` has marked the event; it was recorded as completed
     policy.NAME        a policy was applied: missing_key, store_error, conflict, replay, too_old, stale, sliding;
                        `detail` has the decision
     inbox.failed       the store did not answer when the inbox polled for waiting events; `detail` has the reason

@@ -69,7 +69,9 @@ class DynamoPlace:
         by_column = {part.column: part for part in self._parts}
         if by_column.keys() != set(names):
             named, given = ", ".join(names), ", ".join(by_column)
-            raise StoreRefused(f"the key of {self.name} is {named}, but the URL names {given}; write key={names[0]}:{{…}}")
+            raise StoreRefused(
+                f"the key of {self.name} is {named}, but the URL names {given}; write key={names[0]}:{{…}}"
+            )
         return tuple(by_column[name] for name in names)
 
     # ── look-ups ──────────────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +154,9 @@ class DynamoPlace:
             for each in sorted(table["KeySchema"], key=lambda each: str(each["KeyType"]))  # HASH before RANGE
         ]
         if binary := [attribute.name for attribute in attributes if attribute.type == "B"]:
-            raise StoreRefused(f"the key attribute {binary[0]} of {self.name} is binary; only text and numbers are read")
+            raise StoreRefused(
+                f"the key attribute {binary[0]} of {self.name} is binary; only text and numbers are read"
+            )
         return _Layout(tuple(attributes), None if self._expires else self._sweeps_by())
 
     def _sweeps_by(self) -> str | None:

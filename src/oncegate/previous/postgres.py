@@ -76,7 +76,9 @@ class PostgresPlace:
             except psycopg.errors.UndefinedTable as error:
                 raise StoreRefused(f"there is no table {self._table.name} in {self.name}; correct the name") from error
             except (psycopg.errors.UndefinedFunction, psycopg.errors.DatatypeMismatch) as error:
-                raise StoreRefused(f"{self.name} cannot compare a column of {self._table.name} with text: {error}") from error
+                raise StoreRefused(
+                    f"{self.name} cannot compare a column of {self._table.name} with text: {error}"
+                ) from error
 
     def _columns(self, db: Connection) -> list[str]:
         description = db.execute(self._table.select_none().encode()).description or ()

@@ -57,7 +57,9 @@ class Template:
         match = self._pattern.fullmatch(text)
         if match is None:
             return None
-        values = {field.name: typed(found, field.type) for field, found in zip(self._fields(), match.groups(), strict=True)}
+        values = {
+            field.name: typed(found, field.type) for field, found in zip(self._fields(), match.groups(), strict=True)
+        }
         return None if None in values.values() else values
 
     def _fields(self) -> list[_Field]:
