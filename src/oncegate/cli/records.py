@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.canonical import HASH_SIZE
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, UNKNOWN_CONTENT, Record
 from oncegate.cli.output import Progress, readable_time, rfc3339, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
@@ -26,6 +26,8 @@ def sentence(record: Record) -> str:
     now = wall()
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
+        if record.payload_hash == UNKNOWN_CONTENT:
+            return f"{seeded(done)} {further_deliveries(record)} is a duplicate, whatever its content."
         if record.handed_to is not None:
             return f"Published to {record.handed_to} {done} ago. {further_deliveries(record)} there is a duplicate."
         return f"Processed {done} ago. {further_deliveries(record)} is a duplicate."
@@ -44,6 +46,11 @@ def sentence(record: Record) -> str:
         since = spoken(now - record.unavailable_since)
         return f"Released: what the handler calls has been unavailable for {since}. The next delivery runs the event."
     return f"Released after {times(record.attempts, 'attempt')}. The next delivery runs the event again."
+
+
+def seeded(age: str) -> str:
+    """The origin of a record of unknown content. `age` says how long ago it was written."""
+    return f"Seeded {age} ago from an earlier deduplication table: earlier code processed the event; content unknown."
 
 
 def further_deliveries(record: Record) -> str:

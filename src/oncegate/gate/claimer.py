@@ -229,7 +229,7 @@ class Claimer:
                 break
         unknown = jobs if self._cache.has_none_of(jobs) else [job for job in jobs if not self.recall(job)]
         if self._previous is not None:
-            unknown = self._seed_from_previous(unknown, self._previous)
+            unknown = self._ask_previous(unknown, self._previous)
         if not unknown:
             return None
         requests = claim_requests(unknown, self._config, marks=self._config.marks_first)
@@ -244,7 +244,7 @@ class Claimer:
         """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
         unknown: Sequence[Job] = [job for job in jobs if not self.recall(job)]
         if self._previous is not None:
-            unknown = self._seed_from_previous(unknown, self._previous)
+            unknown = self._ask_previous(unknown, self._previous)
         if not unknown:
             return None
         verb, requests = cast(Inbox, self._store).admit, self._admissions(unknown)
@@ -284,32 +284,30 @@ class Claimer:
                 self.unanswered([job], str(error))
         return claimable
 
-    def _seed_from_previous(self, jobs: Sequence[Job], previous: "PreviousPlace") -> list[Job]:
-        """Record the jobs that the old place has marked as processed as completed. Their claims then find a duplicate.
-        Returns the jobs that can be claimed. The other jobs failed, because the old place or the store did not answer:
-        an event that the old place may have marked must not run, not even unguarded."""
+    def _ask_previous(self, jobs: Sequence[Job], previous: "PreviousPlace") -> Sequence[Job]:
+        """Ask the old place about these jobs. Returns the jobs that can be claimed. If the old place or the store did
+        not answer, the other jobs have failed: an event that the old place may have marked must not run, not even
+        unguarded."""
         asked = [job for job in jobs if job.key.strategy != REPLAY and job.event.source != CALL]
         try:
-            marked = [
-                (job, left)
-                for job, left in zip(asked, previous.find([job.event for job in asked]), strict=True)
-                if left is not None
-            ]
-            if marked:
-                self._seed(marked)
+            self._seed_marked(asked, previous)
         except StoreError as error:
             for job in asked:
                 self._fail(job, str(error))
             return [job for job in jobs if job not in asked]
-        return list(jobs)
+        return jobs
 
-    def _seed(self, marked: Sequence[tuple[Job, int]]) -> None:
+    def _seed_marked(self, jobs: Sequence[Job], previous: "PreviousPlace") -> None:
+        """Record the jobs that the old place has marked as processed as completed. Their claims then find a duplicate.
+        Raises StoreError."""
+        left_of_each = previous.find([job.event for job in jobs])
+        marked = [(job, left) for job, left in zip(jobs, left_of_each, strict=True) if left is not None]
         namespace, retention = self._config.namespace, self._config.retention
         seeds = [
             seed(namespace, job.key.digest, owner=owner, retention=left or retention, about=summary_of(job.event))
             for (job, left), owner in zip(marked, owners(len(marked)), strict=True)
         ]
-        for (job, _), verdict in zip(marked, self._store.claim(seeds), strict=True):
+        for (job, _), verdict in zip(marked, self._store.claim(seeds) if seeds else (), strict=True):
             if isinstance(verdict, Granted):
                 self._observers.notify("previous.found", job.event, job.key)
 
@@ -486,8 +484,11 @@ class Claimer:
         Raises StoreError."""
         if self.recall(job):
             return False
-        if self._previous is not None and not self._seed_from_previous([job], self._previous):
-            raise StoreUnavailable(job.outcome.reason)
+        if self._previous is not None:
+            self._seed_marked([job], self._previous)
+        return self._mark(job)
+
+    def _mark(self, job: Job) -> bool:
         requests = claim_requests([job], self._config, marks=True)
         try:
             (verdict,) = self._store.claim(requests)

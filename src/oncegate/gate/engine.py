@@ -196,10 +196,10 @@ class Engine:
         config = self.config
         if config.previous is None:
             return None
-        from oncegate.previous.lookup import PreviousPlace
+        from oncegate.previous.lookup import open_previous
 
         breaker = None if config.breaker is None else CircuitBreaker(config.breaker, self.boot, self._notify_breaker)
-        return PreviousPlace(config.previous, self._observers.wall, breaker)
+        return open_previous(config.previous, self._observers.wall, breaker)
 
     def _notify_breaker(self, name: str, why: str) -> None:
         self._observers.notify(name, detail=why)

@@ -67,6 +67,10 @@ class OldPlace(Protocol):
         """Look up keys with as few requests as possible. A key has one value for each part. The answer is None if the
         place has no such key."""
 
+    def key_columns(self) -> Sequence[str]:
+        """Return the primary key of an SQL table, which a URL must name. Empty if the table has none, or if the URL does
+        not have to name columns."""
+
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield all rows. Rows that have expired may be among them."""
 

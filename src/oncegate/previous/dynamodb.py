@@ -74,6 +74,9 @@ class DynamoPlace:
             )
         return tuple(by_column[name] for name in names)
 
+    def key_columns(self) -> Sequence[str]:
+        return ()
+
     # ── look-ups ──────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:

@@ -9,7 +9,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.previous import open_place
-from oncegate.previous.base import KeyPart, Mark, read_place_url
+from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
 from oncegate.stores.circuit_breaker import CircuitBreaker
 
 
@@ -17,16 +17,13 @@ class PreviousPlace:
     """The old place that the option `previous` names. It is only read. `wall` is the clock that decides whether `until`
     or the expiry of a mark has passed. The breaker is for a place over a network."""
 
-    def __init__(self, url: str, wall: Clock, breaker: CircuitBreaker | None = None) -> None:
-        try:
-            parsed = read_place_url(url)
-            self._place = open_place(parsed)
-        except SettingError as error:
-            raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
-        self._until = parsed.until
+    def __init__(
+        self, place: OldPlace, wall: Clock, *, until: int | None = None, breaker: CircuitBreaker | None = None
+    ) -> None:
+        self._place = place
+        self._until = until
         self._wall = wall
-        self._breaker = breaker if self._place.remote else None
-        self.name = self._place.name
+        self._breaker = breaker if place.remote else None
 
     def find(self, events: Sequence[Event]) -> list[int | None]:
         """Look up the events with as few requests as possible. Returns the time for which each mark is still valid, in
@@ -56,6 +53,19 @@ class PreviousPlace:
 
     def close(self) -> None:
         self._place.close()
+
+
+def open_previous(url: str, wall: Clock, breaker: CircuitBreaker | None = None) -> PreviousPlace:
+    """Open the old place of a URL. Connections are opened when they are first needed. Raises SettingError if the URL is
+    invalid."""
+    try:
+        parsed = read_place_url(url)
+        place = open_place(parsed)
+        if not parsed.key and not parsed.columns and parsed.scheme != "dynamodb":  # a DynamoDB table knows its key
+            place.parts()
+    except SettingError as error:
+        raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
+    return PreviousPlace(place, wall, until=parsed.until, breaker=breaker)
 
 
 def _old_key(event: Event, parts: Sequence[KeyPart]) -> list[str | int | float] | None:

@@ -17,6 +17,12 @@ _PAGE: Final = 1_000
 # Times are read as text: Python has no value for `infinity` and for years after 9999.
 _TIMES: Final = ("timestamp", "timestamptz", "date")
 
+_PRIMARY_KEY: Final = """
+SELECT a.attname FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS k (number, place)
+JOIN pg_attribute a ON a.attnum = k.number
+WHERE i.indrelid = %s::regclass AND i.indisprimary AND a.attrelid = i.indrelid ORDER BY k.place
+"""
+
 _Key = tuple[int, Sequence[Any]]  # the index of the key, and its values
 
 
@@ -55,6 +61,10 @@ class PostgresPlace:
                     yield from self._marks(db, [each], columns)
             return
         yield from ((page[index][0], mark_of(expires)) for index, expires in found)
+
+    def key_columns(self) -> Sequence[str]:
+        with self._borrow() as db:
+            return [name for (name,) in db.execute(_PRIMARY_KEY, (self._table.identifier,)).fetchall()]
 
     def rows(self) -> Iterator[Row | BadRow]:
         with self._borrow() as db:

@@ -48,6 +48,9 @@ class RedisPlace:
     def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
         return [None if left is None else self._mark(left) for left in self._times_left([str(key) for (key,) in keys])]
 
+    def key_columns(self) -> Sequence[str]:
+        return ()
+
     def rows(self) -> Iterator[Row | BadRow]:
         try:
             for page in pages(self._connected().scan_iter(match=self._match, count=_PAGE), _PAGE):

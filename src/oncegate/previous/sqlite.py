@@ -46,6 +46,14 @@ class SqlitePlace:
             raise self._error(error) from error
         return marks
 
+    def key_columns(self) -> Sequence[str]:
+        try:
+            with closing(self._connect()) as db:
+                found = db.execute("SELECT name, pk FROM pragma_table_info(?)", (self._table.name,)).fetchall()
+        except FAILURES as error:
+            raise self._error(error) from error
+        return [name for name, place in sorted(found, key=lambda each: int(each[1])) if place]
+
     def rows(self) -> Iterator[Row | BadRow]:
         try:
             with closing(self._connect()) as db:
