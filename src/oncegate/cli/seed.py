@@ -122,9 +122,11 @@ def seed(
         event_source = _event_source(source, settings, recent) if rows else ""
         strategy = keys.strategy(settings.strategy())
         old = _with_default_template(old, RowKeys(strategy, event_source).paths)
-        row_keys = RowKeys(strategy, event_source, old.templates, dict(map(_mapped_column, mapped)))
+        columns = dict(map(_mapped_column, mapped))
+        row_keys = RowKeys(strategy, event_source, old.templates, columns)
         if rows and (missing := row_keys.missing(rows)):
-            refusal = _Refusal(settings["key"], missing, row_keys.columns(rows))
+            paths = {each.column: path for path, each in columns.items()}
+            refusal = _Refusal(settings["key"], missing, row_keys.columns(rows), paths)
             return refusal.show(old, items, recent, output)
         sink = _sink(settings, recent, dry_run, stack)
         counts = _run(row_keys, strategy, sink, items)
@@ -330,11 +332,13 @@ def _events(count: int) -> str:
 
 
 class _Refusal(Struct, frozen=True):
-    """The rows lack parts of the key. The gate can ask the old place for each event instead."""
+    """The rows lack parts of the key. The gate can ask the old place for each event instead. `paths` has the paths of
+    columns that have another name."""
 
     key: str
     missing: list[str]
     columns: list[str]
+    paths: dict[str, str]
 
     def show(self, old: _OldEvents, items: Iterator[Item], recent: Sequence[SampleEvent] | None, output: str) -> int:
         url = None if old.url is None or old.place is None else self._previous(old.url, old.place, items)
@@ -363,11 +367,14 @@ class _Refusal(Struct, frozen=True):
         for item in items:
             counts.add_expiry(item)
         until = counts.last_expiry if counts.last_expiry and not counts.unending else None
-        if not url.table or url.key or url.columns:
-            return replace(url, until=until)
+        url = replace(url, until=until)
+        if url.key or url.columns or not (url.table or self.paths):
+            return url
         expires = expiry_column(self.columns, url.expires)
-        columns = tuple(place.key_columns()) or tuple(name for name in self.columns if name != expires)
-        return replace(url, columns=columns, until=until)
+        columns = place.key_columns() or [name for name in self.columns if name != expires]
+        if not self.paths.keys() & set(columns):
+            return replace(url, columns=tuple(columns)) if url.table else url
+        return replace(url, key=tuple(f"{each}:{{{self.paths.get(each, each)}}}" for each in columns))
 
 
 def _print_previous(url: PlaceUrl) -> None:

@@ -68,8 +68,7 @@ class OldPlace(Protocol):
         place has no such key."""
 
     def key_columns(self) -> Sequence[str]:
-        """Return the primary key of an SQL table, which a URL must name. Empty if the table has none, or if the URL does
-        not have to name columns."""
+        """Return the columns of the primary key. Empty if the place has none."""
 
     def rows(self) -> Iterator[Row | BadRow]:
         """Yield all rows. Rows that have expired may be among them."""

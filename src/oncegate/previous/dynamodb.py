@@ -75,7 +75,7 @@ class DynamoPlace:
         return tuple(by_column[name] for name in names)
 
     def key_columns(self) -> Sequence[str]:
-        return ()
+        return [attribute.name for attribute in self._layout().attributes]
 
     # ── look-ups ──────────────────────────────────────────────────────────────────────────────────────────
 

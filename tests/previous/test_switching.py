@@ -1,0 +1,299 @@
+"""The switch from an earlier guard to a gate: events that the guard has processed do not run again."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, Outcome, keys
+from oncegate.settings.parsing import parsed
+from tests.cli.conftest import Run
+from tests.ingress.sqs.queues import Queue, working
+from tests.previous.old_places import (
+    OldCode,
+    OldDynamo,
+    OldDynamoText,
+    OldPostgres,
+    OldRedis,
+    OldRedisPairs,
+    OldSqlite,
+    payload,
+)
+
+OLD = range(100)
+ALL = range(200)
+KINDS = ["redis", "redis-pairs", "dynamodb", "dynamodb-text", "sqlite", "postgres"]
+
+
+@pytest.fixture(params=KINDS)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> OldCode:
+    makers: dict[str, Callable[[], OldCode]] = {
+        "redis": lambda: OldRedis(request.getfixturevalue("redis_server")),
+        "redis-pairs": lambda: OldRedisPairs(request.getfixturevalue("redis_server")),
+        "dynamodb": lambda: OldDynamo(request.getfixturevalue("dynamo_server")),
+        "dynamodb-text": lambda: OldDynamoText(request.getfixturevalue("dynamo_server")),
+        "sqlite": lambda: OldSqlite(tmp_path),
+        "postgres": lambda: OldPostgres(request.getfixturevalue("postgres")),
+    }
+    return makers[request.param]()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> OldSqlite:
+    return OldSqlite(tmp_path)
+
+
+class Effects:
+    """Counts the effects of a handler."""
+
+    def __init__(self) -> None:
+        self.of: list[str | None] = []
+
+    def __call__(self, event: Event) -> None:
+        self.of.append(event.id)
+
+
+def statuses(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+def new_events() -> list[str]:
+    return [f"evt-{number}" for number in ALL if number not in OLD]
+
+
+class TestSeed:
+    def test_the_old_events_do_not_run(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """After `seed`, 100 old and 100 new events that arrive twice have exactly 100 effects."""
+        old.mark(OLD)
+        code, out, err = oncegate("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--retention", "7d")
+        assert (code, out) == (0, "Read 100 rows: 100 seeded, 0 already there, 0 expired, 0 unreadable.\n"), err
+        effects = Effects()
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", key=parsed(old.key))) as gate:
+            for _ in range(2):
+                gate.run_batch([payload(number) for number in ALL], effects)
+        assert sorted(map(str, effects.of)) == sorted(new_events())
+
+    def test_repeated(self, old: OldCode, oncegate: Run) -> None:
+        """A second run seeds nothing, and a later run seeds only what is new."""
+        old.mark(range(5))
+        command = ("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--output", "json")
+        counts = [json.loads(oncegate(*command)[1]) for _ in range(2)]
+        old.mark([5, 6])
+        counts.append(json.loads(oncegate(*command)[1]))
+        assert [(each["read"], each["seeded"], each["already_there"]) for each in counts] == [
+            (5, 5, 0),
+            (5, 0, 5),
+            (7, 2, 5),
+        ]
+
+    def test_expiry(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """A record lives as long as its row; without an expiry, for the retention. An expired row is skipped."""
+        old.mark([1], ttl=3_600)
+        old.mark([2], ttl=None)
+        if not isinstance(old, OldRedis | OldRedisPairs):  # Redis deletes keys when they expire
+            old.mark([3], ttl=-60)
+        command = ("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--retention", "2d")
+        assert oncegate(*command)[0] == 0
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", key=parsed(old.key))) as gate:
+            assert statuses(gate.run_batch(map(payload, (1, 2, 3)), Effects())) == ["duplicate"] * 2 + ["processed"]
+            left = sorted(
+                (entry.record.expires_at or 0) - entry.record.first_seen
+                for entry in gate.store.browse("default")
+                if not entry.record.payload_hash
+            )
+        assert [pytest.approx(3_600e6, abs=10e6), pytest.approx(2 * 86_400e6, abs=1e6)] == left
+        assert left[0] <= 3_600e6
+
+    def test_refused(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """Rows without the content cannot make the key `auto`. The refusal offers a line that works."""
+        old.mark(range(3))
+        sample = tmp_path / "sample.jsonl"
+        sample.write_text("\n".join(json.dumps(payload(number)) for number in range(5)))
+        code, out, err = oncegate("seed", *old.arguments, "--source", "genesys", "--sample", "sample.jsonl")
+        assert code == 2
+        assert "lack the content of the event, which the key auto needs; nothing was written" in err
+        assert not (tmp_path / "oncegate.db").exists()
+        (line,) = [line for line in out.splitlines() if line.startswith("previous = ")]
+        assert "until=20" in line
+        assert "Of 5 recent events, 3 are marked there." in out
+        (tmp_path / "oncegate.toml").write_text(line)
+        assert oncegate("config", "check")[0] == 0
+        with closing(Gate("memory://", previous=json.loads(line.removeprefix("previous = ")))) as gate:
+            outcomes = gate.run_batch(map(payload, range(5)), Effects())
+        assert statuses(outcomes) == ["duplicate"] * 3 + ["processed"] * 2
+
+
+class TestPrevious:
+    def test_the_old_events_do_not_run(self, old: OldCode) -> None:
+        """With `previous`, 100 old and 100 new events that arrive twice have exactly 100 effects."""
+        old.mark(OLD)
+        effects = Effects()
+        with closing(Gate("memory://", key=keys.auto, previous=old.previous)) as gate:
+            first = gate.run_batch([payload(number) for number in ALL], effects)
+            again = [gate.run(payload(number), effects) for number in ALL]
+        assert statuses(first) == ["duplicate"] * 100 + ["processed"] * 100
+        assert statuses(again) == ["duplicate"] * 200
+        assert sorted(map(str, effects.of)) == sorted(new_events())
+        assert gate.counts["previous.found"] == 100
+        assert first[0].reason.startswith("Duplicate of evt-0, seeded from an earlier deduplication table 0 ms ago")
+
+    def test_expiry(self, old: OldCode) -> None:
+        """A record lives as long as its mark. An expired mark is no mark."""
+        old.mark([1], ttl=3_600)
+        old.mark([2], ttl=None)
+        if not isinstance(old, OldRedis | OldRedisPairs):
+            old.mark([3], ttl=-60)
+        with closing(Gate("memory://", previous=old.previous, retention="2d")) as gate:
+            assert statuses(gate.run_batch(map(payload, (1, 2, 3)), Effects())) == ["duplicate"] * 2 + ["processed"]
+            seeded = [entry.record for entry in gate.store.browse("default") if not entry.record.payload_hash]
+            left = sorted((record.expires_at or 0) - record.first_seen for record in seeded)
+        assert [pytest.approx(3_600e6, abs=10e6), pytest.approx(2 * 86_400e6, abs=1e6)] == left
+
+    def test_strange_events(self, old: OldCode) -> None:
+        """Events whose values no old key can have are not marked, and do not fail the other events of their batch."""
+        old.mark([1])
+        values = ["", None, True, [1], {"a": 1}, "x" * 5_000, "\0", "\ud800", 10**60, -1, 1.5, "not a number"]
+        strange = [payload(1000 + number) for number in range(len(values))]
+        for each, value in zip(strange, values, strict=True):
+            each["detail"] |= {"conversationId": value, "timestamp": value}
+        events = [Event(source="genesys", id=str(n), body=each["detail"]) for n, each in enumerate(strange)]
+        with closing(Gate("memory://", key=keys.event_id, previous=old.previous)) as gate:
+            outcomes = gate.run_batch([payload(1), *events], Effects())
+        found = statuses(outcomes)
+        assert found[0] == "duplicate"
+        assert set(found[1:]) <= {"processed", "invalid"}
+
+
+WAYS = ["run", "run_batch", "arun", "transaction", "seen", "admit", "aadmit", "lambda", "mark_first"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_into_the_gate(way: str, sqlite: OldSqlite, tmp_path: Path) -> None:
+    """Every way into the gate asks the old place: the marked event is a duplicate, the other one is new."""
+    sqlite.mark([1])
+    effects = Effects()
+
+    def in_transaction(event: Event, _db: Any) -> None:
+        effects(event)
+
+    options: dict[str, Any] = {"mode": "mark_first"} if way == "mark_first" else {}
+    with closing(Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous, **options)) as gate:
+        ways: dict[str, Callable[[], list[Any]]] = {
+            "run": lambda: [gate.run(payload(n), effects).status for n in (1, 2)],
+            "mark_first": lambda: [gate.run(payload(n), effects).status for n in (1, 2)],
+            "run_batch": lambda: statuses(gate.run_batch([payload(1), payload(2)], effects)),
+            "arun": lambda: [asyncio.run(gate.arun(payload(n), effects)).status for n in (1, 2)],
+            "transaction": lambda: [
+                gate.transaction(payload(n), lambda event, _db: effects(event)).status for n in (1, 2)
+            ],
+            "seen": lambda: [gate.seen(payload(n)) for n in (1, 2)],
+            "admit": lambda: statuses(gate.admit([payload(1), payload(2)])),
+            "aadmit": lambda: statuses([asyncio.run(gate.aadmit(payload(n)))[0] for n in (1, 2)]),
+            "lambda": lambda: _invoke(gate, effects),
+        }
+        found = ways[way]()
+    expected = {"seen": [True, False], "lambda": []}
+    fallback = ["duplicate", "accepted" if way in ("admit", "aadmit") else "processed"]
+    assert found == expected.get(way, fallback)
+    assert effects.of == ([] if way in ("seen", "admit", "aadmit") else ["evt-2"])
+
+
+def _invoke(gate: Gate, effects: Effects) -> list[Any]:
+    records = [
+        {"messageId": str(n), "eventSource": "aws:sqs", "body": json.dumps(payload(n)), "attributes": {}}
+        for n in (1, 2)
+    ]
+    failures: list[Any] = gate.lambda_handler(effects)({"Records": records}, None)["batchItemFailures"]
+    return failures
+
+
+def test_a_worker_of_a_queue(queue: Queue, sqlite: OldSqlite, tmp_path: Path) -> None:
+    """A worker of a queue asks the old place, too, and deletes the messages of marked events."""
+    sqlite.mark([1])
+    effects = Effects()
+    queue.send(payload(1), payload(2), payload(1))
+    gate = Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous)
+    with closing(gate), working(gate.worker(queue.source, effects, wait="1s")):
+        queue.until_empty()
+    assert effects.of == ["evt-2"]
+
+
+def test_the_inbox(sqlite: OldSqlite, tmp_path: Path) -> None:
+    """An inbox runs the events that were not marked, each once."""
+    sqlite.mark(range(5))
+    effects = Effects()
+    with closing(Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous)) as gate:
+        for _ in range(2):
+            gate.admit([payload(number) for number in range(10)])
+        gate.run_waiting(effects)
+    assert sorted(map(str, effects.of)) == [f"evt-{number}" for number in range(5, 10)]
+
+
+class TestUnavailable:
+    @pytest.fixture
+    def gate(self, sqlite: OldSqlite) -> Iterator[Gate]:
+        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
+        with closing(Gate("memory://", previous=sqlite.previous, **options)) as gate:
+            sqlite.file.unlink()
+            yield gate
+
+    @pytest.mark.parametrize("way", ["run", "run_batch", "arun", "admit"])
+    def test_the_event_fails(self, way: str, gate: Gate) -> None:
+        """If the old place does not answer, the event is not acknowledged and never runs, not even unguarded."""
+        effects = Effects()
+        ways: dict[str, Callable[[], Outcome]] = {
+            "run": lambda: gate.run(payload(1), effects),
+            "run_batch": lambda: gate.run_batch([payload(1)], effects)[0],
+            "arun": lambda: asyncio.run(gate.arun(payload(1), effects)),
+            "admit": lambda: gate.admit([payload(1)])[0],
+        }
+        outcome = ways[way]()
+        assert (outcome.status, outcome.acked, effects.of) == ("failed", False, [])
+        assert "there is no file" in outcome.reason
+
+    def test_an_event_without_the_old_key_runs(self, gate: Gate) -> None:
+        """An event that lacks a part of the old key cannot be marked there, so it does not wait for the old place."""
+        assert gate.run({"id": "evt-1"}, Effects()).status == "processed"
+
+    def test_seen(self, gate: Gate) -> None:
+        """`seen` cannot answer while the old place does not answer; events of the unguarded types are not seen."""
+        assert gate.seen({"id": "evt-1"}) is False
+        with pytest.raises(Exception, match="there is no file"):
+            gate.seen(payload(1) | {"detail-type": "other", "detail": payload(1)["detail"] | {"eventType": "other"}})
+
+
+def test_replays_run(sqlite: OldSqlite) -> None:
+    """With on_replay="run", a replayed event runs once for each replay, although the old place has marked it."""
+    sqlite.mark([1])
+    effects = Effects()
+    with closing(Gate("memory://", previous=sqlite.previous, on_replay="run")) as gate:
+        found = [gate.run(payload(1) | {"replay-name": name}, effects).status for name in ("a", "a", "b")]
+        assert gate.run(payload(1), effects).status == "duplicate"
+    assert found == ["processed", "duplicate", "processed"]
+
+
+def test_calls_are_not_looked_up(sqlite: OldSqlite) -> None:
+    """A guarded function runs, even if its arguments have the names and values of an old key."""
+    sqlite.mark([1])
+    detail = payload(1)["detail"]
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+
+        @gate.once(name="notify")
+        def notify(conversationId: str, timestamp: int) -> str:  # noqa: N803  # named like the members of the event
+            return "sent"
+
+        assert notify(detail["conversationId"], detail["timestamp"]) == "sent"
+
+
+def test_the_old_place_is_only_read(sqlite: OldSqlite) -> None:
+    """Neither a gate nor `seed` writes to the old place: a file without write permission is enough."""
+    sqlite.mark([1])
+    sqlite.file.chmod(0o400)
+    before = sqlite.file.read_bytes()
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+        assert statuses(gate.run_batch([payload(1), payload(2)], Effects())) == ["duplicate", "processed"]
+    assert sqlite.file.read_bytes() == before
