@@ -2,10 +2,11 @@
 
 import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 import redis
@@ -37,18 +38,19 @@ def payload(number: int) -> dict[str, Any]:
     }
 
 
-class OldCode(Protocol):
+class OldCode(ABC):
     """The place of an earlier guard. `previous` is its URL for a gate, `arguments` are those of `oncegate seed`."""
 
     previous: str
-    arguments: Sequence[str]
-    key: str
+    arguments: list[str]
+    key = 'fields("conversationId", "timestamp")'
 
+    @abstractmethod
     def mark(self, numbers: Sequence[int], ttl: int | None = DAY) -> None:
         """Mark events as processed, as the tutorials do. `ttl` is in seconds."""
 
 
-class OldRedis:
+class OldRedis(OldCode):
     """`redis.set(f"event:dedup:{event['id']}", "1", nx=True, ex=ttl)`"""
 
     key = 'fields("id")'
@@ -64,10 +66,8 @@ class OldRedis:
             assert self.client.set(f"event:dedup:evt-{number}", "1", nx=True, ex=ttl)
 
 
-class OldRedisPairs:
+class OldRedisPairs(OldCode):
     """`redis.setex(f"event:{conversation_id}:{timestamp}", ttl, "1")`"""
-
-    key = 'fields("conversationId", "timestamp")'
 
     def __init__(self, server: RedisServer) -> None:
         server.client.flushall()
@@ -81,10 +81,8 @@ class OldRedisPairs:
             self.client.set(f"event:{conversation(number)}:{at(number)}", "1", ex=ttl)
 
 
-class OldDynamo:
+class OldDynamo(OldCode):
     """`table.put_item(Item={"conversationId", "timestamp", "expiresAt"}, ConditionExpression=…)`"""
-
-    key = 'fields("conversationId", "timestamp")'
 
     def __init__(self, server: DynamoServer) -> None:
         self.table = server.new_table().replace("Claims", "GenesysEventDedup")
@@ -148,10 +146,8 @@ _KEY = "key=conversation_id:{conversationId}&key=event_time:{timestamp}"
 _INSERT = "INSERT INTO dedup VALUES"
 
 
-class OldSqlite:
+class OldSqlite(OldCode):
     """`INSERT INTO dedup (conversation_id, event_time, expires_at) VALUES (?, ?, ?)`"""
-
-    key = 'fields("conversationId", "timestamp")'
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "old.db"
@@ -166,10 +162,8 @@ class OldSqlite:
             db.executemany(f"{_INSERT} (?, ?, ?)", _rows(numbers, ttl))
 
 
-class OldPostgres:
+class OldPostgres(OldCode):
     """`INSERT INTO dedup (conversation_id, event_time, expires_at) VALUES (%s, %s, %s)`"""
-
-    key = 'fields("conversationId", "timestamp")'
 
     def __init__(self, server: PostgresServer) -> None:
         self.connect: Callable[[], psycopg.Connection[Any]] = server.connect

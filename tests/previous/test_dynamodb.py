@@ -92,9 +92,9 @@ def test_the_attribute_of_the_expiry(dynamo_server: DynamoServer) -> None:
 
 def test_what_cannot_be_read(dynamo_server: DynamoServer, old: OldDynamo) -> None:
     """A missing table, another key and a binary key are refused. A server that does not answer is unavailable."""
-    with closing(opened(f"{old.previous}&key=pk:{{id}}")) as place:
-        with pytest.raises(StoreRefused, match="is conversationId, timestamp, but the URL names pk"):
-            place.parts()
+    other_key = opened(f"{old.previous}&key=pk:{{id}}")
+    with closing(other_key), pytest.raises(StoreRefused, match="is conversationId, timestamp, but the URL names pk"):
+        other_key.parts()
     with closing(opened(dynamo_server.url("NoSuchTable"))) as place:
         with pytest.raises(StoreRefused, match="NoSuchTable"):
             place.find([("a", 1)])
@@ -110,5 +110,5 @@ def test_what_cannot_be_read(dynamo_server: DynamoServer, old: OldDynamo) -> Non
         AttributeDefinitions=[{"AttributeName": "pk", "AttributeType": "B"}],
         BillingMode="PAY_PER_REQUEST",
     )
-    with closing(opened(dynamo_server.url(table))) as place, pytest.raises(StoreRefused, match="pk of .* is binary"):
+    with closing(opened(dynamo_server.url(table))) as place, pytest.raises(StoreRefused, match="is binary"):
         place.parts()

@@ -75,7 +75,7 @@ def test_a_hostile_name(name: str, server: PostgresServer) -> None:
     with server.connect() as db:
         db.execute(f"CREATE TABLE {quoted} ({quoted} text)".encode())
         try:
-            db.execute(f"INSERT INTO {quoted} VALUES ('5')".encode())
+            db.execute(f"INSERT INTO {quoted} VALUES ('5')".encode())  # noqa: S608  # quoted
             with closing(opened(server, name, table=name, expires=None)) as place:
                 assert place.find([(5,), (6,)]) == [Mark(), None]
                 assert list(place.rows()) == [Row("row 1", {name: "5"})]
