@@ -11,6 +11,7 @@ import pytest
 
 from oncegate import Gate, errors, keys
 from oncegate.gate import job, observers, outcome
+from tests import test_guide
 from tests.reference.markdown import UNWRITTEN
 from tests.reference.pages import BLOCKS, FOLDER, PAGES, blocks, render, unwritten
 from tests.reference.python_names import CLASSES, STRATEGIES
@@ -147,10 +148,4 @@ def test_the_examples_run(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", REFERENCE, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     """A link names an existing file and heading."""
-    for link in re.findall(r"\]\((?!https:)([^)]+)\)", page.read_text()):
-        name, _, heading = link.partition("#")
-        target = page.parent / name if name else page
-        headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if heading else []
-        anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
-        assert target.exists(), link
-        assert not heading or heading in anchors, link
+    test_guide.test_links_lead_somewhere(page)
