@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from textwrap import dedent
+from textwrap import dedent, fill
 from typing import Any, Final, get_args
 
 import oncegate
@@ -17,6 +17,9 @@ from oncegate.gate.outcome import STATUSES, Cause, Kind, Status
 from oncegate.ingress.inbox import InboxWorker
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.otel import Tracing
+from oncegate.settings import Settings, load
+from oncegate.sinks import publish
+from oncegate.sinks.forwarding import Forward
 from oncegate.sources import Hints
 from oncegate.sources.plain import paths
 from tests.reference.markdown import Rows, code, table, wrapped
@@ -33,6 +36,10 @@ _FUNCTIONS: Final[dict[str, Any]] = {
     "plain.paths": paths,
     "JsonLog": JsonLog.__init__,
     "Tracing": Tracing.__init__,
+    "load": load,
+    "settings.gate": Settings.gate,
+    "sinks.forward": Forward.__init__,
+    "sinks.publish": publish,
     "RetryLater": errors.RetryLater.__init__,
     "Bury": errors.Bury.__init__,
     **{f"gate.{name}": method for name, method in vars(Gate).items() if inspect.isfunction(method)},
@@ -40,6 +47,13 @@ _FUNCTIONS: Final[dict[str, Any]] = {
 }
 _INTERFACES: Final[dict[str, type[Any]]] = {"Worker": Worker, "InboxWorker": InboxWorker}
 _LONGEST_CALL: Final = 100
+_CONSTANTS: Final = {
+    "NO_HINTS": "Hints()",
+    "NO_EVIDENCE": "Evidence()",
+    "plain.PATHS": "plain.paths()",
+    "_NO_FLAGS": "{}",
+}
+_CONSTANT: Final = re.compile("|".join(map(re.escape, _CONSTANTS)))
 
 
 # ── functions ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,7 +98,8 @@ def _call(name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     waits = "await " if isinstance(function, ast.AsyncFunctionDef) else ""
     call = f"{waits}{name}({arguments}){returns}"
     if len(call) > _LONGEST_CALL:
-        call = f"{waits}{name}(\n    {arguments}\n){returns}"
+        lines = fill(arguments, _LONGEST_CALL, initial_indent="    ", subsequent_indent="    ")
+        call = f"{waits}{name}(\n{lines}\n){returns}"
     return f"```py\n{call}\n```"
 
 
@@ -165,8 +180,8 @@ def _written(expression: ast.expr) -> str:
 
 
 def _text(source: str) -> str:
-    """Source code with double quotes."""
-    return re.sub(r"'([^'\"]*)'", r'"\1"', source)
+    """Source code with double quotes, and with a call instead of a constant that only this package uses."""
+    return _CONSTANT.sub(lambda name: _CONSTANTS[name[0]], re.sub(r"'([^'\"]*)'", r'"\1"', source))
 
 
 # ── tables of the gate ────────────────────────────────────────────────────────────────────────────────────
