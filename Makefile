@@ -12,7 +12,7 @@ TESTERS := 3
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run quickstart test check reference bench bench-scale prove lock clean
+.PHONY: help run quickstart test check bench bench-scale prove reference lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,9 +32,6 @@ check: $(READY) ## run the linter, the type checker and the test of the structur
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
-reference: $(READY) ## update the generated tables in docs/reference and the README
-	$(BIN)/python -m tests.reference
-
 bench: $(READY) ## measure Oncegate against the raw limits of this machine, as ratios
 	$(BIN)/python -m benchmarks
 
@@ -43,6 +40,9 @@ bench-scale: $(READY) ## the same with ten million keys (built once in .bench, a
 
 prove: $(READY) ## run the long proofs and write docs/proof.md
 	$(BIN)/python -m tests.proof
+
+reference: $(READY) ## update the generated tables in docs/reference and the README
+	$(BIN)/python -m tests.reference
 
 lock: ## update requirements.lock from pyproject.toml (needs uv)
 	uv export --quiet --no-header --no-emit-project --all-extras --all-groups --no-annotate -o requirements.lock
