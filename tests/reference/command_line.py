@@ -20,6 +20,8 @@ _GROUPS: Final = {
     "Options for forwarding": tuple(each for each in SETTINGS.values() if each.table == "forward"),
 }
 _MEANINGS: Final = {each.meaning.replace("`", ""): each.meaning for each in SETTINGS.values()}  # help has no `
+_SECTION: Final = re.compile(r"^(?:Examples|Exit codes):\n(?: {2}.*\n?)+", re.MULTILINE)
+_WIDE: Final = 1_000  # columns: the help is not wrapped
 _HEADERS: Final = ("option", "default", "meaning")
 
 
@@ -64,10 +66,11 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def _section(path: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=f"oncegate {path}")
+    context = click.Context(command, info_name=f"oncegate {path}", terminal_width=_WIDE, max_content_width=_WIDE)
     usage = " ".join([f"oncegate {path}", *command.collect_usage_pieces(context)])
-    parts = [f"### {path}", f"    {usage}", _help(command.help or "")]
-    options, shared = _options(command), []
+    parts = [f"### {path}", f"    {usage}", _help(command.help or ""), *_sections(command.get_help(context))]
+    general = {each.opts[0] for each in _options(cli)}
+    options, shared = [each for each in _options(command) if each.opts[0] not in general], []
     for title, settings in _GROUPS.items():
         flags = [setting.flag for setting in settings]
         if set(flags) <= {name for each in options for name in each.opts} and _same_help(options, settings):
@@ -78,6 +81,12 @@ def _section(path: str, command: click.Command) -> str:
     if shared:
         parts.append(f"Also takes the {', the '.join(shared)}.")
     return "\n\n".join(parts)
+
+
+def _sections(rendered: str) -> list[str]:
+    """The sections that the help prints after the options, as blocks of code."""
+    found = _SECTION.findall(rendered)
+    return ["\n".join(f"    {line}" for line in section.rstrip().splitlines()) for section in found]
 
 
 def _same_help(options: list[click.Option], settings: tuple[Setting, ...]) -> bool:
