@@ -8,5 +8,6 @@ A page has generated blocks, between these two lines:
 `NAME` is a function in `BLOCKS` (`pages.py`). The program rewrites the text of each block from the code. The rest of
 the page is written by hand. In some tables the last column is written by hand, too, because the code has no text for
 it. The program keeps the cells of that column, and moves them with their row. For a new row it writes `UNWRITTEN`, and
-`test_reference.py` fails until somebody has replaced it.
+`test_reference.py` fails until somebody has replaced it. The program also writes the table of statuses in the README,
+which has no such lines around it.
 """

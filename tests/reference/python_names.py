@@ -82,13 +82,15 @@ def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tu
     """The name, the annotation and the default of each parameter, without `self`."""
     arguments = function.args
     by_place = [*arguments.posonlyargs, *arguments.args]
-    required = [None] * (len(by_place) - len(arguments.defaults))
-    defaults = [*required, *arguments.defaults, *arguments.kw_defaults]
-    for each, default in zip([*by_place, *arguments.kwonlyargs], defaults, strict=True):
-        if each.arg != "self":
-            yield each.arg, each.annotation, "required" if default is None else code(_written(default))
-    if arguments.vararg is not None:
-        yield f"*{arguments.vararg.arg}", arguments.vararg.annotation, "required"
+    defaults = [*[None] * (len(by_place) - len(arguments.defaults)), *arguments.defaults]
+    several = [] if arguments.vararg is None else [(f"*{arguments.vararg.arg}", arguments.vararg, None)]
+    for name, parameter, default in [
+        *((each.arg, each, default) for each, default in zip(by_place, defaults, strict=True)),
+        *several,
+        *((each.arg, each, default) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)),
+    ]:
+        if name != "self":
+            yield name, parameter.annotation, "required" if default is None else code(_written(default))
 
 
 def _call(name: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
