@@ -26,17 +26,17 @@ _HEADERS: Final = ("option", "default", "meaning")
 
 
 def command_index(_argument: str, _rows: Rows) -> str:
-    cells = [(f"[`{path}`](#{_anchor(path)})", _first_sentence(command)) for path, command in _commands()]
+    cells = [(f"[`{path}`](#{_anchor(path)})", _first_sentence(command)) for path, command in commands_with_paths()]
     return table(("command", "what it does"), cells)
 
 
 def commands(_argument: str, _rows: Rows) -> str:
-    return "\n\n".join(_section(path, command) for path, command in _commands())
+    return "\n\n".join(_section(path, command) for path, command in commands_with_paths())
 
 
 def shared_options(_argument: str, _rows: Rows) -> str:
     """The groups of options that commands have in common."""
-    found = {option: each for _, command in _commands() for each in command.params for option in each.opts}
+    found = {option: each for _, command in commands_with_paths() for each in command.params for option in each.opts}
     sections = []
     for title, settings in _GROUPS.items():
         rows = [_row(each) for setting in settings if isinstance(each := found.get(setting.flag), click.Option)]
@@ -52,7 +52,7 @@ def codes(_argument: str, _rows: Rows) -> str:
     return table(("code", "meaning"), [(str(code), meaning) for code, meaning in exit_codes.MEANINGS.items()])
 
 
-def _commands() -> Iterator[tuple[str, click.Command]]:
+def commands_with_paths() -> Iterator[tuple[str, click.Command]]:
     """Each command that does something, with its name: `dlq list`. A group is not such a command."""
 
     def walk(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:

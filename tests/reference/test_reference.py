@@ -7,17 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from oncegate import Gate, errors, keys
 from oncegate.gate import job, observers, outcome
 from tests import test_guide
+from tests.reference.command_line import commands_with_paths
 from tests.reference.markdown import UNWRITTEN
 from tests.reference.pages import BLOCKS, FOLDER, PAGES, blocks, render, unwritten
 from tests.reference.python_names import CLASSES, STRATEGIES
 
 REFERENCE = sorted(FOLDER.glob("*.md"))
 HELPERS = {"make", "strategy", "content_hash"}  # functions of `keys` that are not strategies
+_LONG = re.compile(r"--[a-z-]+")
 GATE = (FOLDER / "gate.md").read_text()
 TABLE = """\
 <!-- generated: kinds -->
@@ -84,6 +87,33 @@ def test_every_method_of_the_gate() -> None:
     assert {f"gate.{name}" for name in public if name not in properties} <= signatures("gate.md")
     assert set(re.findall(r"^## gate\.(\w+)$", GATE, re.MULTILINE)) == public.keys() - properties
     assert set(re.findall(r"^\| `gate\.(\w+)` \|", GATE, re.MULTILINE)) == properties | {"store"}
+
+
+def test_every_method_has_an_example_and_its_errors() -> None:
+    """The Python of the page calls each method of Gate, and the section of the method says what it raises."""
+    code = "".join(re.findall(r"```python\n(.+?)```", GATE, re.DOTALL))
+    for name, section in re.findall(r"^## gate\.(\w+)\n(.+?)(?=^## )", GATE, re.MULTILINE | re.DOTALL):
+        assert f".{name}(" in code, name
+        assert re.search(r"[Rr]aises", section), name
+
+
+def test_every_option_of_every_command() -> None:
+    """The section of each command has the options that its help lists, alone or in a list that it links to."""
+    page = (FOLDER / "cli.md").read_text()
+    lists = dict(re.findall(r"^###? (Options .+?)\n(.+?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    everywhere = {"--help", *_options(lists["Options of every command"])}
+    for path, command in commands_with_paths():
+        section = page.partition(f"\n### {path}\n")[2].partition("\n###")[0].partition("\n## ")[0]
+        linked = [text for title, text in lists.items() if f"[{title[0].lower()}{title[1:]}](" in section]
+        listed = {option for text in (section, *linked) for option in _options(text)}
+        context = click.Context(command, terminal_width=1_000, max_content_width=1_000)
+        shown = re.findall(r"^  (-[^ ].*?)(?:  |$)", command.get_help(context), re.MULTILINE)
+        assert {option for text in shown for option in _LONG.findall(text)} - everywhere == listed, path
+
+
+def _options(text: str) -> set[str]:
+    """The options in the first column of the tables of a text."""
+    return {option for cell in re.findall(r"^\| `(--.+?)` \|", text, re.MULTILINE) for option in _LONG.findall(cell)}
 
 
 def test_every_strategy() -> None:
