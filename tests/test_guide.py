@@ -68,4 +68,4 @@ def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         name, _, heading = link.partition("#")
         headings = re.findall(r"^#+ (.+)$", (page.parent / name if name else page).read_text(), re.MULTILINE)
-        assert heading in {re.sub(r"[^a-z0-9 -]", "", each.lower()).replace(" ", "-") for each in headings} | {""}
+        assert heading in {re.sub(r"[^a-z0-9_ -]", "", each.lower()).replace(" ", "-") for each in headings} | {""}
