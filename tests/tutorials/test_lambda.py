@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from oncegate import open_store
+from oncegate import Gate, keys, open_store
 from tests.ingress.sqs.queues import Cloud
 from tests.stores.dynamo_server import CREDENTIALS
 from tests.tutorials.page import LAMBDA, event, failing_once, file_of, loaded, program_of
@@ -109,6 +109,15 @@ def test_the_reserved_word(cloud: Cloud) -> None:
         with pytest.raises(ClientError, match=f"reserved keyword: {word}"):
             table.put_item(Item=detail, ConditionExpression=f"attribute_not_exists({word})")
     table.meta.client.close()
+
+
+def test_an_old_key_loses_nothing() -> None:
+    """Two updates with one conversation and one time: the second is a dead letter. The default key runs both."""
+    updates = [event("attributes: the participant is the part") for _ in range(2)]
+    updates[1]["detail"]["eventBody"]["attributes"] = {"vip": "no"}
+    for key, wanted in ((keys.fields("conversationId", "eventTime"), "conflict"), (keys.auto, "processed")):
+        outcomes = Gate("memory://", key=key).run_batch(updates, lambda event: None)
+        assert [outcome.status for outcome in outcomes] == ["processed", wanted]
 
 
 class TestTheFile:

@@ -189,6 +189,13 @@ def _event(document: Any) -> Event:
     return event
 
 
+def test_processed_events_are_made_known() -> None:
+    """A handler that does nothing makes the gate know the events that another program has processed."""
+    gate = Gate("memory://")
+    gate.run_batch([{"id": "evt-1"}, {"id": "evt-2"}], lambda event: None)
+    assert [gate.run({"id": number}, print).status for number in ("evt-2", "evt-3")] == ["duplicate", "processed"]
+
+
 def test_the_input_path_and_the_request_id() -> None:
     """`$.detail` has the key of the whole event; a request id is evidence and not part of a key."""
     whole = SAMPLES["customer end"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Gate
+from oncegate import Gate, keys
 from tests.ingress.sqs.queues import Cloud, Queue
 from tests.stores.redis_server import RedisServer
 from tests.stores.servers import until
@@ -68,6 +68,11 @@ class TestTheProgram:
             assert [program["is_duplicate"](each["id"]) for each in receipts] == [False, True]
         outcomes = Gate("memory://").run_batch(receipts, lambda event: None)
         assert [outcome.status for outcome in outcomes] == ["processed"] * 2
+
+
+def test_seen() -> None:
+    gate = Gate("memory://", key=keys.event_id)
+    assert [gate.seen({"id": "evt-1"}) for _ in range(2)] == [False, True]
 
 
 def test_the_file(queue: Queue, redis: RedisServer, tmp_path: Path) -> None:

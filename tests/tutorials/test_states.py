@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from oncegate import Gate, keys
 from tests.stores.redis_server import RedisServer
 from tests.tutorials.page import LOGICAL, event, failing_once, file_of, loaded, program_of
 
@@ -91,3 +92,13 @@ class TestTheFile:
         updates[1]["detail"]["eventBody"]["attributes"] = {"vip": "no"}
         statuses = [each["status"] for each in self.bodies(session("1"), session("2"), *updates)]
         assert statuses == ["processed"] * 4 + ["duplicate"]
+
+
+def test_the_last_state_only() -> None:
+    """Two states at one time both run, in the order of their ranks; a copy is a duplicate, and an older state is
+    skipped."""
+    changes = ("connected", "06.000"), ("disconnected", "06.000"), ("disconnected", "06.200"), ("ringing", "05.000")
+    column = Gate("memory://", key=keys.state_change("500ms"), on_stale="skip")
+    outcomes = [column.run(change(str(number), *each), lambda event: None) for number, each in enumerate(changes)]
+    assert [outcome.status for outcome in outcomes] == ["processed", "processed", "duplicate", "skipped"]
+    assert column.run(change("5", "connected", "06.000"), lambda event: None).status == "skipped"
