@@ -73,6 +73,7 @@ class TestTheProgram:
         assert len(effects) == 2
 
     def test_it_loses_an_event_that_failed(self) -> None:
+        """The mark stays, so both retries are duplicates."""
         effects: list[Any] = []
         assert self.statuses(failing_once(effects), event(), event(), event()) == [
             "an exception",
@@ -166,6 +167,7 @@ class TestTheFile:
         assert [each["status"] for each in self.bodies(*updates, ended)] == ["processed"] * 3
 
     def test_an_event_that_failed_runs_at_the_retry(self) -> None:
+        """The invocation fails, so that Lambda retries it, and the retry runs the event."""
         failing = f"{FUNCTION}-fails"
         assert "deliver it again" in self.invoked(event(), failing)["errorMessage"]
         assert json.loads(self.invoked(event(), failing)["body"])["status"] == "processed"

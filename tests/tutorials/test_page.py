@@ -72,11 +72,13 @@ MOMENT = "2026-02-03T04:05:06.123Z"
 
 @pytest.mark.parametrize("word", WORDS)
 def test_the_words_of_tutorials_are_found(word: str) -> None:
+    """A reader who searches the page for a word of a tutorial finds it."""
     assert word in TEXT
 
 
 @pytest.mark.parametrize("link", LINKS)
 def test_the_other_guides_are_linked(link: str) -> None:
+    """The page links the guides that continue where it ends; tests/test_docs.py checks that the targets exist."""
     assert re.search(rf"\]\({re.escape(link)}[#)]", TEXT)
 
 
@@ -89,6 +91,7 @@ def test_each_section_has_three_parts() -> None:
 
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_commands_exist(typed: str) -> None:
+    """Every command and option on the page exists."""
     test_docs.test_commands_exist(typed)
 
 
@@ -164,7 +167,8 @@ def test_the_fields(path: str, field: str) -> None:
         assert [name for name, value in values.items() if value == "value-1"] == ([field] if field else [])
 
 
-def test_the_first_state_counts_and_the_type_of_the_envelope_is_the_last() -> None:
+def test_the_first_state_and_the_type_of_the_envelope() -> None:
+    """The first state that is present counts, and the detail-type is the type if there is no other."""
     detail = {"conversationId": "c-1", "state": "a", "status": "b", "data": {"status": "c"}}
     (event,) = read({**ENVELOPE, "detail": detail})
     assert (event.state, event.type) == ("a", "Conversation")
@@ -227,7 +231,8 @@ def test_an_error_of_dynamodb(cloud: Any, code: str, shown: str) -> None:
     gate.close()
 
 
-def test_the_policy_names_the_table_and_the_queue_only(oncegate: Run) -> None:
+def test_the_policy(oncegate: Run) -> None:
+    """The printed policy names the table and the queue, and nothing else."""
     code, printed, _ = oncegate("infra", "template", "--name", "crm", "--policy")
     assert code == 0
     resources = [name for each in json.loads(printed)["Statement"] for name in each["Resource"]]

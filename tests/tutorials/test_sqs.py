@@ -50,6 +50,7 @@ class TestTheProgram:
         assert (effects, queue.left()) == ([], 0)
 
     def test_it_drops_events_without_an_id(self, queue: Queue) -> None:
+        """Of two events without an id, one runs and both messages are deleted."""
         effects: list[Any] = []
         queue.send({"conversationId": "c-1"}, {"conversationId": "c-2"})
         with the_program(effects.append) as program:
@@ -57,9 +58,11 @@ class TestTheProgram:
         assert (len(effects), queue.left()) == (1, 0)
 
     def test_an_unreadable_message_stops_it(self, queue: Queue) -> None:
+        """A message that is not JSON ends the loop, and stays in the queue."""
         queue.send("no JSON")
         with the_program(print) as program, pytest.raises(json.JSONDecodeError):
             program["poll"](queue.url)
+        assert queue.left() == 1
 
     def test_a_receipt_has_the_id_of_its_message(self) -> None:
         """The program drops the second receipt; a gate runs both."""
@@ -71,6 +74,7 @@ class TestTheProgram:
 
 
 def test_seen() -> None:
+    """`gate.seen` returns whether the event was marked before, as `is_duplicate` does."""
     gate = Gate("memory://", key=keys.event_id)
     assert [gate.seen({"id": "evt-1"}) for _ in range(2)] == [False, True]
 
