@@ -132,6 +132,10 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     unavailable_since: int | None = None
     handed_to: str | None = None
 
+    @property
+    def is_seeded(self) -> bool:
+        return self.payload_hash == UNKNOWN_CONTENT
+
 
 # ── operations ────────────────────────────────────────────────────────────────────────────────────────────
 
