@@ -78,7 +78,7 @@ def content(event: Event | None = None, /, *, exclude: str | Sequence[str] = ())
     excluded = _check_paths("content(exclude=…)", [exclude] if isinstance(exclude, str) else exclude)
 
     def by_remaining_content(event: Event) -> Key:
-        excluded_values = {name(lookup(event, each)) for each in excluded}
+        excluded_values = {name(_lookup(event, each)) for each in excluded}
         outside = [None if part in excluded_values else part for part in _outside_body(event)]
         rest = event.body
         for each in excluded:
@@ -165,8 +165,8 @@ def state_change(
     states = lifecycles.States(rank, aliases)
 
     def by_change(event: Event) -> Key:
-        subject = event.entity if entity is None else lookup(event, entity)
-        stated = _state_text(event.state if state is None else lookup(event, state))
+        subject = event.entity if entity is None else _lookup(event, entity)
+        stated = _state_text(event.state if state is None else _lookup(event, state))
         # If a path to the state is given and finds no value, the end of the type is not used as the state instead.
         found = None if stated is None and state is not None else states.find(event.type or "", stated)
         if found is None or _absent(subject) or event.occurred_at is None:
@@ -235,14 +235,14 @@ def _check_paths(what: str, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _values(name: str, event: Event, paths: Sequence[str]) -> list[Any]:
-    values = [lookup(event, each) for each in paths]
+    values = [_lookup(event, each) for each in paths]
     missing = tuple(each for each, value in zip(paths, values, strict=True) if _absent(value))
     if missing:
         raise MissingKey(name, missing)
     return values
 
 
-def lookup(event: Event, dotted: str) -> Any:
+def _lookup(event: Event, dotted: str) -> Any:
     """The value at a path: in the body, else in the document that arrived, else among the fields of the event."""
     steps = path(dotted)
     found = into(event.body, steps)

@@ -139,7 +139,7 @@ class TestPrevious:
         assert statuses(again) == ["duplicate"] * 200
         assert sorted(map(str, effects.of)) == sorted(new_events())
         assert gate.counts["previous.found"] == 100
-        assert first[0].reason.startswith("Duplicate of evt-0, seeded from an earlier deduplication table 0 ms ago")
+        assert first[0].reason.startswith("Duplicate of evt-0, seeded as processed 0 ms ago")
 
     def test_expiry(self, old: OldCode) -> None:
         """A record lives as long as its mark. An expired mark is no mark."""

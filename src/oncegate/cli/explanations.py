@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, UNKNOWN_CONTENT, Address, Record, matches_content
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record, matches_content
 from oncegate.cli.options import namespace_of
 from oncegate.cli.output import readable_time
 from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, seeded, stage_records
@@ -106,7 +106,7 @@ def event_name(record: Record) -> str:
 def _completed(record: Record, now: int) -> str:
     done = f"{spoken(now - (record.completed_at or now))} ago"
     next_delivery = f"{further_deliveries(record)} with this key is a duplicate and is not run."
-    if record.payload_hash == UNKNOWN_CONTENT:
+    if record.is_seeded:
         return f"{seeded(spoken(now - record.first_seen))} {next_delivery}"
     if record.completed_at == record.first_seen:
         how = "by mark_first, by seen, or as another emission of a processed state change"

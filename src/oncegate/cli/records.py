@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from oncegate.canonical import HASH_SIZE
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, UNKNOWN_CONTENT, Record
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Record
 from oncegate.cli.output import Progress, readable_time, rfc3339, state_name
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
@@ -26,7 +26,7 @@ def sentence(record: Record) -> str:
     now = wall()
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
-        if record.payload_hash == UNKNOWN_CONTENT:
+        if record.is_seeded:
             return f"{seeded(done)} {further_deliveries(record)} is a duplicate, whatever its content."
         if record.handed_to is not None:
             return f"Published to {record.handed_to} {done} ago. {further_deliveries(record)} there is a duplicate."

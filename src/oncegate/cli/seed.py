@@ -266,7 +266,7 @@ def _sink(
 
 def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator[Item]) -> Counts:
     """Seed the items. If the store or the source fails, show what was done before the error."""
-    with _progress_bar() as advance:
+    with _progress_bar("seeding") as advance:
         seeding = Seeding(row_keys, strategy, sink, advance)
         try:
             return seeding.run(items)
@@ -277,9 +277,9 @@ def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[int], None]]:
+def _progress_bar(what: str) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, if stderr is a terminal. The number of rows is not known before they are read."""
-    columns = (TextColumn("seeding"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
@@ -351,9 +351,7 @@ class _Refusal(Struct, frozen=True):
             show_json({"error": sentence, **fields, "sample": sample})
             return exit_codes.USAGE
         print_error(sentence)
-        print_text(
-            f"The rows have the columns {', '.join(self.columns)}. --map PATH=COLUMN names the column of a path."
-        )
+        print_text(f"The rows have: {', '.join(self.columns)}. --map PATH=COLUMN names the column of a path.")
         if url is not None:
             _print_previous(url)
         if marked is not None:
@@ -364,17 +362,16 @@ class _Refusal(Struct, frozen=True):
         """The URL for the option `previous`. The time `until` is the last expiry of all rows; there is none if a row
         does not expire."""
         counts = Counts()
-        for item in items:
-            counts.add_expiry(item)
+        with _progress_bar("reading") as advance:
+            for number, item in enumerate(items, 1):
+                counts.add_expiry(item)
+                advance(number)
         until = counts.last_expiry if counts.last_expiry and not counts.unending else None
-        url = replace(url, until=until)
-        if url.key or url.columns or not (url.table or self.paths):
-            return url
+        if url.key or url.columns:
+            return replace(url, until=until)
         expires = expiry_column(self.columns, url.expires)
         columns = place.key_columns() or [name for name in self.columns if name != expires]
-        if not self.paths.keys() & set(columns):
-            return replace(url, columns=tuple(columns)) if url.table else url
-        return replace(url, key=tuple(f"{each}:{{{self.paths.get(each, each)}}}" for each in columns))
+        return replace(url, key=tuple(f"{name}:{{{self.paths.get(name, name)}}}" for name in columns), until=until)
 
 
 def _print_previous(url: PlaceUrl) -> None:
@@ -382,6 +379,9 @@ def _print_previous(url: PlaceUrl) -> None:
     print()
     print_text(f"previous = {msgspec.json.encode(url.shown).decode()}")
     print()
+    print_text(
+        "A name in braces is the path of a value in the event. --sample FILE checks the line with recent events."
+    )
     if "***" in url.shown:
         print_text("Write the password in place of ***.")
     if url.until is None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncegate.claims import DEAD, RELEASED, UNKNOWN_CONTENT, Record
+from oncegate.claims import DEAD, RELEASED, Record
 from oncegate.durations import spoken, times
 from oncegate.events import Event, Key
 from oncegate.text import clean
@@ -171,8 +171,6 @@ def _name_and_age(outcome: Outcome) -> tuple[str, str]:
     if original is None or at is None:
         return "another copy in the same batch", ""
     name = original.about.delivery_id or "an event without an id"
-    if original.payload_hash == UNKNOWN_CONTENT:
-        return name, f"seeded from an earlier deduplication table {spoken(at - original.first_seen)} ago"
     if original.completed_at is not None and original.handed_to is not None:
         return name, f"published to {original.handed_to} {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None and original.is_seeded:

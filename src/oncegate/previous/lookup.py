@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from typing import Any
 
 from oncegate import keys
 from oncegate.clocks import Clock
-from oncegate.errors import SettingError
+from oncegate.errors import MissingKey, SettingError
 from oncegate.events import Event
 from oncegate.previous import open_place
 from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
@@ -34,8 +35,8 @@ class PreviousPlace:
         if self._until is not None and self._wall() >= self._until:
             return left
         with nullcontext() if self._breaker is None else self._breaker.watch(len(events), reads=True):
-            parts = self._parts
-            old_keys = [(index, key) for index, event in enumerate(events) if (key := _old_key(event, parts))]
+            make = self._old_keys
+            old_keys = [(index, key) for index, event in enumerate(events) if (key := make(event))]
             marks = self._place.find([key for _, key in old_keys]) if old_keys else []
         for (index, _), mark in zip(old_keys, marks, strict=True):
             left[index] = None if mark is None else self._time_left(mark)
@@ -48,8 +49,8 @@ class PreviousPlace:
         return left if left > 0 else None
 
     @cached_property
-    def _parts(self) -> Sequence[KeyPart]:
-        return self._place.parts()
+    def _old_keys(self) -> "_OldKeys":
+        return _OldKeys(self._place.parts())
 
     def close(self) -> None:
         self._place.close()
@@ -61,20 +62,28 @@ def open_previous(url: str, wall: Clock, breaker: CircuitBreaker | None = None) 
     try:
         parsed = read_place_url(url)
         place = open_place(parsed)
-        if not parsed.key and not parsed.columns and parsed.scheme != "dynamodb":  # a DynamoDB table knows its key
-            place.parts()
+        if parsed.scheme != "dynamodb":  # to know the key of a DynamoDB table, the table must be read
+            _OldKeys(place.parts())
     except SettingError as error:
         raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
     return PreviousPlace(place, wall, until=parsed.until, breaker=breaker)
 
 
-def _old_key(event: Event, parts: Sequence[KeyPart]) -> list[str | int | float] | None:
-    """Return the value of each part of the old key; None if the event lacks a part."""
-    values = []
-    for part in parts:
-        found = {name: keys.lookup(event, name) for name in part.template.names}
-        value = part.template.make(found)
-        if value is None:
+class _OldKeys:
+    """Makes the old key of an event: a value for each part. The fields of the templates are paths, which are looked up
+    like those of `keys.fields`."""
+
+    def __init__(self, parts: Sequence[KeyPart]) -> None:
+        self._templates = [part.template for part in parts]
+        self._names = tuple(dict.fromkeys(name for template in self._templates for name in template.names))
+        self._fields = keys.fields(*self._names)
+
+    def __call__(self, event: Event) -> list[Any] | None:
+        """Return the old key; None if the event lacks a part, or if a value cannot be part of a key."""
+        try:
+            found = self._fields(event).parts[1:]
+        except (MissingKey, TypeError, ValueError, RecursionError):  # the last three: the caller made the Event
             return None
-        values.append(value)
-    return values
+        values = dict(zip(self._names, found, strict=True))
+        made = [template.make(values) for template in self._templates]
+        return None if None in made else made
