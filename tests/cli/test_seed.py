@@ -110,7 +110,7 @@ class TestBadRows:
 
     def test_nothing_can_be_read(self, oncegate: Run, tmp_path: Path) -> None:
         """If no row can be read, the command fails."""
-        code, out, _ = oncegate("seed", lines(tmp_path / "old.jsonl", "{", "["), "--source", "plain", "--lines", "rows")
+        code, out, _ = oncegate("seed", lines(tmp_path / "old.jsonl", "1", "2"), "--source", "plain", "--lines", "rows")
         assert code == exit_codes.FAILED
         assert out.startswith("Read 2 rows: 0 seeded, 0 already there, 0 expired, 2 unreadable.\n")
 
@@ -149,7 +149,8 @@ class TestSample:
             "Read 3 rows: 3 would be seeded, 0 expired, 0 unreadable. Nothing was written.",
             "Of 5 recent events, 1 would be recognised.",
             "  recent.jsonl:2: timestamp is 77 in the event and 2 in the nearest row",
-            "  recent.jsonl:3: timestamp is the text 3 in the event and a number in the row; use --map timestamp=COLUMN:text",
+            "  recent.jsonl:3: timestamp is the text 3 in the event and a number in the row; use --map"
+            " timestamp=COLUMN:text",
             "  recent.jsonl:4: no row has its conversationId or timestamp",
         ]
         assert not (tmp_path / "oncegate.db").exists()
@@ -172,7 +173,7 @@ class TestSample:
         assert [each["reason"] for each in found["not_recognised"]] == [
             "no row has its id",
             "the source is plain in the event and crm for the rows; use --source plain",
-            "the event_id key needs id, which the event does not have".replace("the event_id", "the event_id"),
+            "the event_id key needs id, which the event does not have",
         ]
         found = json.loads(oncegate(*command, "--source", "plain")[1])["sample"]
         assert (found["recognised"], found["not_recognised"][0]["reason"]) == (1, "its row has expired")
@@ -246,9 +247,9 @@ class TestOutput:
         """`explain` and `keys show` say that a record was seeded, and what the row tells about its event."""
         oncegate("seed", rows, "--key", PAIR, "--source", "genesys")
         _, out, _ = oncegate("explain", "c-1")
-        assert out.startswith(
-            "Seeded 0 ms ago from an earlier deduplication table: earlier code processed the event;"
-        ) or ("from an earlier deduplication table" in out)
+        assert re.match(
+            r"Seeded \d+ m?s ago from an earlier deduplication table: earlier code processed the event", out
+        )
         key = re.search(r"key +([0-9a-f]{32})", out)
         assert key
         _, shown, _ = oncegate("keys", "show", key[1])
