@@ -84,8 +84,8 @@ class OldRedisPairs(OldCode):
 class OldDynamo(OldCode):
     """`table.put_item(Item={"conversationId", "timestamp", "expiresAt"}, ConditionExpression=…)`"""
 
-    def __init__(self, server: DynamoServer) -> None:
-        self.table = server.new_table().replace("Claims", "GenesysEventDedup")
+    def __init__(self, server: DynamoServer, table: str | None = None) -> None:
+        self.table = table or server.new_table().replace("Claims", "GenesysEventDedup")
         self.client: Any = server.client
         self.client.create_table(
             TableName=self.table,

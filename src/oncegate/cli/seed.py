@@ -356,6 +356,8 @@ class _Refusal(Struct, frozen=True):
             _print_previous(url)
         if marked is not None:
             print_text(f"Of {_events(len(recent or ()))}, {marked:,} are marked there.")
+        elif url is not None:
+            print_text("Add --sample FILE to check the line with recent events.")
         return exit_codes.USAGE
 
     def _previous(self, url: PlaceUrl, place: OldPlace, items: Iterator[Item]) -> PlaceUrl:
@@ -379,9 +381,7 @@ def _print_previous(url: PlaceUrl) -> None:
     print()
     print_text(f"previous = {msgspec.json.encode(url.shown).decode()}")
     print()
-    print_text(
-        "A name in braces is the path of a value in the event. --sample FILE checks the line with recent events."
-    )
+    print_text("A name in braces is the path of a value in the event.")
     if "***" in url.shown:
         print_text("Write the password in place of ***.")
     if url.until is None:

@@ -79,7 +79,9 @@ class Gate:
     async handler is then cancelled. A plain handler cannot be stopped. It keeps its thread, and a new thread replaces
     that thread; at most `threads` threads are replaced in this way.
 
-    `namespace` separates the users of one store.
+    `namespace` separates the users of one store. `previous` is the URL of a table, or of keys in Redis, in which earlier
+    code has marked processed events. The gate looks up each event there before it claims the event. An event that is
+    marked there is a duplicate. If that place does not answer, the event fails.
     """
 
     def __init__(
