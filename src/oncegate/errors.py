@@ -24,7 +24,8 @@
     │   └── QueueUnavailable  the queue does not answer now; a retry may work
     └── StoreError            a store operation failed
         ├── StoreUnavailable  the store does not answer now; a retry may work
-        │   └── StoreReadOnly the store can be read but accepts no writes now
+        │   ├── StoreReadOnly the store can be read but accepts no writes now
+        │   └── PreviousUnavailable  the old place of the option `previous` does not answer
         └── StoreRefused      the store cannot be used until a person changes something
             ├── NoStore       there is no store at this address
             └── Unkeepable    the store cannot hold this one record; other records are not affected
@@ -220,6 +221,11 @@ class StoreReadOnly(StoreUnavailable):
     written."""
 
     brief = "it takes no writes"
+
+
+class PreviousUnavailable(StoreUnavailable):
+    """An event could not be looked up in the old place of the option `previous`, or its mark could not be recorded. The
+    event may have been processed by earlier code, so it never runs unguarded."""
 
 
 class StoreRefused(StoreError):

@@ -85,6 +85,25 @@ class TestFiles:
         out = oncegate("seed", nested, "--lines", "rows", "--key", "event_id", "--source", "plain")[1]
         assert out.startswith("Read 1 row: 1 seeded")
 
+    def test_an_export_of_dynamodb(self, oncegate: Run, tmp_path: Path) -> None:
+        """The lines of an export of a table to S3 are rows."""
+        item = {"id": {"S": "evt-1"}, "expiresAt": {"N": str(LATER)}, "data": {"M": {"x": {"S": "y"}}}}
+        expired = {"id": {"S": "evt-2"}, "ttl": {"N": "1700000000"}}
+        file = lines(tmp_path / "old.jsonl", {"Item": item}, {"Item": expired})
+        out = oncegate("seed", file, "--source", "plain")[1]
+        assert out == "Read 2 rows: 1 seeded, 0 already there, 1 expired, 0 unreadable.\n"
+        assert run_all(tmp_path, {"id": "evt-1"}, {"id": "evt-2"}) == ["duplicate", "processed"]
+
+    def test_rows_among_payloads(self, oncegate: Run, tmp_path: Path) -> None:
+        """A row after many payloads has no key without a source; it never gets the key of another source."""
+        payloads = [{"id": str(number), "data": {"x": number}} for number in range(150)]
+        file = lines(tmp_path / "old.jsonl", *payloads, {"id": "evt-1"})
+        out = oncegate("seed", file)[1]
+        assert out.splitlines() == [
+            "Read 151 rows: 150 seeded, 0 already there, 0 expired, 1 unreadable.",
+            "  old.jsonl:151: the source of its event is not known; add --source",
+        ]
+
     def test_a_missing_file(self, oncegate: Run) -> None:
         """A file that cannot be read ends the command before anything is written."""
         code, _, err = oncegate("seed", "none.jsonl", "--source", "plain")
@@ -107,6 +126,12 @@ class TestBadRows:
         assert seeded >= 300
         assert "\n  old.jsonl:154: the row has no id\n" in out
         assert out.endswith(f"\n  and {unreadable - 10} more\n")
+
+    def test_bad_rows_at_the_start(self, oncegate: Run, tmp_path: Path) -> None:
+        """Many bad rows at the start hide neither the missing source nor the missing parts of the key."""
+        file = lines(tmp_path / "old.jsonl", *[{"id": "1", "expiresAt": "soon"}] * 500, {"x": "1"})
+        assert "the source of the events is a part of their keys" in oncegate("seed", file)[2]
+        assert "lack id, which the key auto needs" in oncegate("seed", file, "--source", "plain")[2]
 
     def test_nothing_can_be_read(self, oncegate: Run, tmp_path: Path) -> None:
         """If no row can be read, the command fails."""
@@ -210,6 +235,16 @@ class TestRefusals:
         assert code == exit_codes.USAGE
         assert problem in " ".join(err.split())
         assert not (tmp_path / "oncegate.db").exists()
+
+    def test_a_store_in_memory(self, oncegate: Run, rows: str) -> None:
+        """A store that is empty again after the command is refused."""
+        code, _, err = oncegate("seed", rows, "--key", PAIR, "--source", "plain", "--store", "memory://")
+        assert (code, "memory:// is empty again when this command ends" in err) == (exit_codes.USAGE, True)
+
+    def test_an_unknown_source(self, oncegate: Run, rows: str) -> None:
+        """A source with another spelling gets a note: the keys would not fit."""
+        err = oncegate("seed", rows, "--key", PAIR, "--source", "Genesys")[2]
+        assert err.startswith("Genesys is not a known source (genesys, cxone, cloudevents, eventbridge, plain);")
 
     def test_the_source_from_the_settings(self, oncegate: Run, tmp_path: Path) -> None:
         """The source is taken from the settings of [read]."""

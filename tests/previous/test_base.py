@@ -16,6 +16,7 @@ from oncegate.previous.base import (
     column_parts,
     expiry,
     expiry_column,
+    item_columns,
     mark_of,
     pages,
     plain_columns,
@@ -145,6 +146,29 @@ def test_columns() -> None:
     columns = {"a": "x", "b": Decimal(5), "c": Decimal("1.5"), "d": name, "e": None, "f": b"x", "g": [1], "h": {"a": 1}}
     assert plain_columns(columns) == {"a": "x", "b": 5, "c": 1.5, "d": str(name)}
     assert row_of("row 1", {"a": 1, "e": NOON}, "e") == Row("row 1", {"a": 1, "e": NOON}, NOON)
+
+
+def test_an_item_of_dynamodb() -> None:
+    """An item has a type beside each value."""
+    item = {
+        "a": {"S": "x"},
+        "b": {"N": "5"},
+        "c": {"BOOL": True},
+        "d": {"M": {}},
+        "e": {"NULL": True},
+        "f": {"B": "eA"},
+    }
+    assert item_columns(item) == {"a": "x", "b": 5, "c": True}
+    wrong: list[dict[str, Any]] = [
+        {"a": "x"},
+        {"a": {}},
+        {"a": {"S": "x", "N": "5"}},
+        {"a": {"N": "x"}},
+        {"a": {"N": None}},
+    ]
+    for each in wrong:
+        with pytest.raises(ValueError, match=r"no type|not a number"):
+            item_columns(each)
 
 
 def test_the_column_of_the_expiry() -> None:

@@ -136,6 +136,12 @@ def test_a_function_that_raises() -> None:
         RowKeys(lacks, "plain").key(row(a=1))
 
 
+def test_no_source() -> None:
+    """Without a source, no row has a key."""
+    with pytest.raises(ValueError, match="the source of its event is not known"):
+        RowKeys(keys.event_id, "").key(row(id="1"))
+
+
 def test_the_summary() -> None:
     """The summary of the event has what the row says about it."""
     columns = {"id": 5, "eventType": "call.ended", "conversationId": "c" * 300, "timestamp": 1_770_091_506_000}

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys
+from oncegate.errors import PreviousUnavailable
 from oncegate.settings.parsing import parsed
 from tests.cli.conftest import Run
+from tests.gate.conftest import Stumbling
 from tests.ingress.sqs.queues import Queue, working
 from tests.previous.old_places import (
     OldCode,
@@ -260,10 +262,32 @@ class TestUnavailable:
         assert gate.run({"id": "evt-1"}, Effects()).status == "processed"
 
     def test_seen(self, gate: Gate) -> None:
-        """`seen` cannot answer while the old place does not answer; events of the unguarded types are not seen."""
+        """`seen` raises while the old place does not answer, also for the unguarded types."""
+        with pytest.raises(PreviousUnavailable, match=r"there is no file .* remove the setting"):
+            gate.seen(payload(1))
         assert gate.seen({"id": "evt-1"}) is False
-        with pytest.raises(Exception, match="there is no file"):
-            gate.seen(payload(1) | {"detail-type": "other", "detail": payload(1)["detail"] | {"eventType": "other"}})
+
+    def test_the_mark_cannot_be_recorded(self, sqlite: OldSqlite) -> None:
+        """An event that is marked never runs, even if the store of the gate does not answer and its type is
+        unguarded."""
+        sqlite.mark([1])
+        stumbling, effects = Stumbling(), Effects()
+        stumbling.failures["claim"] = 100
+        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
+        with closing(Gate(stumbling, previous=sqlite.previous, **options)) as gate:
+            outcomes = gate.run_batch([payload(1)], effects) + gate.run_batch([payload(2)], effects)
+            with pytest.raises(PreviousUnavailable, match="marked as processed by earlier code"):
+                gate.seen(payload(1))
+        assert (statuses(outcomes), effects.of) == (["failed", "unguarded"], ["evt-2"])
+
+
+def test_explain(sqlite: OldSqlite, oncegate: Run, tmp_path: Path) -> None:
+    """`explain` says that an event which the store does not know may be marked in the old place."""
+    (tmp_path / "oncegate.toml").write_text(f'previous = "{sqlite.previous}"\n')
+    (tmp_path / "event.json").write_text(json.dumps(payload(1)))
+    Gate(f"sqlite:///{tmp_path}/oncegate.db").close()
+    out = oncegate("explain", "--file", "event.json")[1]
+    assert "so a delivery now is run, unless the old place of the setting previous has marked the event." in out
 
 
 def test_replays_run(sqlite: OldSqlite) -> None:

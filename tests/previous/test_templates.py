@@ -88,6 +88,15 @@ def test_what_is_made_is_read(first: str, last: str) -> None:
         assert template.read(str(key)) == {"a": first, "b": last}
 
 
+@pytest.mark.parametrize(
+    ("template", "glob"),
+    [("event:dedup:{id}", "event:dedup:*"), ("a*{x}?{y}[", r"a\**\?*\["), ("{{t}}{x}", "{t}*")],
+)
+def test_the_pattern_of_redis(template: str, glob: str) -> None:
+    """A field becomes a *, and characters with a meaning in a pattern are escaped."""
+    assert Template(template).glob == glob
+
+
 def test_typed() -> None:
     """Values keep their type unless a type is named."""
     assert [typed("5"), typed(5), typed(5, "text"), typed("5", "int"), typed(1.5)] == ["5", 5, "5", 5, 1.5]

@@ -38,6 +38,7 @@ _UNKNOWN: Final = (
     "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, or"
     " its record has expired (retention is {retention})."
 )
+_UNLESS_MARKED: Final = ", unless the old place of the setting previous has marked the event"
 _UNKNOWN_TO_ALL: Final = (
     "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, or its"
     " record has expired (retention)."
@@ -366,8 +367,9 @@ class Explainer:
             key, entries = Key(job.carried, HANDED_ON, (job.carried.hex(),), key.binds), published
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
+            run = f"is run{_UNLESS_MARKED}" if self._settings["previous"] else "is run"
             sentence = _UNKNOWN.format(
-                then="is run" if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
+                then=run if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
                 retention=self._settings["retention"],
             )
             return self._with_timeline(Explanation(sentence, now, key=key), within, key)

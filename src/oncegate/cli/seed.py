@@ -48,11 +48,12 @@ from oncegate.previous.base import (
     read_place_url,
 )
 from oncegate.previous.lookup import PreviousPlace
-from oncegate.previous.row_keys import MappedColumn, RowKeys
+from oncegate.previous.row_keys import KNOWN_SOURCES, MappedColumn, RowKeys
 from oncegate.previous.templates import Template
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.settings.schema import KEY, READ, SETTINGS, STORE
+from oncegate.stores import scheme_of
 
 _EXAMPLES: Final = 3
 _TYPES: Final = ("int", "text")
@@ -180,11 +181,14 @@ def _open_source(
     is_redis = url.scheme.startswith("redis")
     if match and not is_redis:
         raise click.UsageError("--match is for Redis")
+    key = templates or url.key
     if is_redis and not match:
-        raise click.UsageError("name the Redis keys to read, such as --match 'event:dedup:*'")
+        if not key:
+            raise click.UsageError("name the Redis keys to read, such as --match 'event:dedup:*'")
+        match = Template(key[0]).glob
     url = replace(
         url,
-        key=templates or url.key,
+        key=key,
         table=table or url.table,
         expires=expires or url.expires,
         match=match,
@@ -224,6 +228,8 @@ def _mapped_column(written: str) -> tuple[str, MappedColumn]:
 def _event_source(given: str | None, settings: Settings, recent: Sequence[SampleEvent] | None) -> str:
     """The source of the events, which is a part of every key."""
     if given is not None:
+        if given not in (*KNOWN_SOURCES, settings["read.source"]):
+            print_note(f"{given} is not a known source ({', '.join(KNOWN_SOURCES)}); it must be the [read] source.")
         return given
     if settings["read.source"] is not None:
         return str(settings["read.source"])
@@ -259,6 +265,8 @@ def _sink(
         return SampleSink(recent)
     if dry_run:
         return CountingSink()
+    if scheme_of(settings["store"]) == "memory":
+        raise SettingError("memory:// is empty again when this command ends; name another store with --store")
     config = validate({name: settings[name] for name in DEFAULTS})
     store = stack.enter_context(closing(settings.open_store()))
     return StoreSink(store, replace(config, previous=None, breaker=None), settings.hints())
@@ -352,7 +360,9 @@ class _Refusal(Struct, frozen=True):
             return exit_codes.USAGE
         print_error(sentence)
         print_text(f"The rows have: {', '.join(self.columns)}. --map PATH=COLUMN names the column of a path.")
-        if url is not None:
+        if url is None:
+            print_text("If the lines are whole events, add --lines events.")
+        else:
             _print_previous(url)
         if marked is not None:
             print_text(f"Of {_events(len(recent or ()))}, {marked:,} are marked there.")

@@ -1,7 +1,8 @@
 """Read the events that earlier code has processed, and record them as completed in a store."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import click
@@ -19,13 +20,14 @@ from oncegate.gate.job import Job, summary_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
 from oncegate.instances import owners
-from oncegate.previous.base import BadRow, Row, expiry_column, pages, row_of
+from oncegate.previous.base import BadRow, Row, expiry_column, item_columns, pages, row_of
 from oncegate.previous.row_keys import RowKeys
 from oncegate.sources import Hints, read
 from oncegate.stores.base import Store
 
 LineFormat: TypeAlias = Literal["auto", "rows", "events"]
-PEEK: Final = 100  # rows that are read before anything is written
+_PEEK: Final = 100  # readable rows that are read before anything is written
+_MOST_PEEKED: Final = 100_000
 _BATCH: Final = 500
 _SHOWN_PROBLEMS: Final = 10
 
@@ -110,6 +112,9 @@ def _columns(raw: bytes, line_format: LineFormat) -> dict[str, Any] | None:
         return None
     if not isinstance(decoded, dict) or not decoded:
         return None
+    if decoded.keys() == {"Item"} and isinstance(decoded["Item"], dict):  # an export of a DynamoDB table to S3
+        with suppress(ValueError):
+            return item_columns(decoded["Item"])
     is_flat = not any(isinstance(value, dict | list) for value in decoded.values())
     return decoded if is_flat or line_format == "rows" else None
 
@@ -170,8 +175,15 @@ def key_of(event: Event, strategy: keys.Strategy) -> Key:
 
 
 def peeked(items: Iterator[Item]) -> tuple[list[Item], Iterator[Item]]:
-    """The first items, and an iterator over all items."""
-    first = list(islice(items, PEEK))
+    """The first items, and an iterator over all items. Bad rows do not count, so that a cluster of bad rows does not
+    hide the columns of the others."""
+    first: list[Item] = []
+    readable = 0
+    for item in items:
+        first.append(item)
+        readable += not isinstance(item, BadRow)
+        if readable == _PEEK or len(first) == _MOST_PEEKED:
+            break
     return first, chain(first, items)
 
 

@@ -34,7 +34,7 @@ from oncegate.claims import (
 )
 from oncegate.clocks import Clock, wall
 from oncegate.durations import times
-from oncegate.errors import SettingError, StoreError, StoreReadOnly, StoreUnavailable
+from oncegate.errors import PreviousUnavailable, SettingError, StoreError, StoreReadOnly, StoreUnavailable
 from oncegate.events import Key
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters, claim_requests, conflict_key
@@ -291,7 +291,7 @@ class Claimer:
         asked = [job for job in jobs if job.key.strategy != REPLAY and job.event.source != CALL]
         try:
             self._seed_marked(asked, previous)
-        except StoreError as error:
+        except PreviousUnavailable as error:
             for job in asked:
                 self._fail(job, str(error))
             return [job for job in jobs if job not in asked]
@@ -299,7 +299,7 @@ class Claimer:
 
     def _seed_marked(self, jobs: Sequence[Job], previous: "PreviousPlace") -> None:
         """Record the jobs that the old place has marked as processed as completed. Their claims then find a duplicate.
-        Raises StoreError."""
+        Raises PreviousUnavailable."""
         left_of_each = previous.find([job.event for job in jobs])
         marked = [(job, left) for job, left in zip(jobs, left_of_each, strict=True) if left is not None]
         namespace, retention = self._config.namespace, self._config.retention
@@ -307,7 +307,11 @@ class Claimer:
             seed(namespace, job.key.digest, owner=owner, retention=left or retention, about=summary_of(job.event))
             for (job, left), owner in zip(marked, owners(len(marked)), strict=True)
         ]
-        for (job, _), verdict in zip(marked, self._store.claim(seeds) if seeds else (), strict=True):
+        try:
+            verdicts = self._store.claim(seeds) if seeds else []
+        except StoreError as error:
+            raise PreviousUnavailable(f"marked as processed by earlier code, but not recorded: {error}") from error
+        for (job, _), verdict in zip(marked, verdicts, strict=True):
             if isinstance(verdict, Granted):
                 self._observers.notify("previous.found", job.event, job.key)
 

@@ -179,6 +179,28 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, UUID) else None
 
 
+def item_columns(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts, numbers and booleans of a DynamoDB item, which has a type beside each value. Raises ValueError
+    if it is not such an item."""
+    columns: dict[str, Any] = {}
+    for name, typed_value in item.items():
+        if not isinstance(typed_value, dict) or len(typed_value) != 1:
+            raise ValueError(f"{name} has no type")
+        ((kind, value),) = typed_value.items()
+        if kind in ("S", "BOOL"):
+            columns[name] = value
+        elif kind == "N":
+            columns[name] = _decimal(value)
+    return columns
+
+
+def _decimal(text: Any) -> Decimal:
+    try:
+        return Decimal(text)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ValueError(f"{text!r} is not a number") from error
+
+
 def expiry_column(columns: Collection[str], given: str | None) -> str | None:
     """Return the column with the time of expiry: the given column, otherwise a column with a usual name."""
     return given or next((name for name in _EXPIRY_COLUMNS if name in columns), None)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from oncegate import forks
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.previous.base import (
     BadRow,
@@ -17,6 +18,7 @@ from oncegate.previous.base import (
     Row,
     column_parts,
     expiry_column,
+    item_columns,
     mark_of,
     pages,
     plain_columns,
@@ -59,6 +61,7 @@ class DynamoPlace:
         self._parts = column_parts(url)
         self._expires = url.expires
         self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock)
         self._found_layout: _Layout | None = None
         self.name = settings.place
 
@@ -124,7 +127,7 @@ class DynamoPlace:
         while True:
             page = self._client.call_table("scan", ConsistentRead=True, **start)
             for item in page.get("Items", []):
-                columns = _columns(item)
+                columns = item_columns(item)
                 yield row_of(self._position(columns), columns, self._expiry_attribute(columns))
             if not page.get("LastEvaluatedKey"):
                 return
@@ -139,7 +142,7 @@ class DynamoPlace:
         return self._expires or self._layout().sweeps_by or expiry_column(columns, None)
 
     def _expiry_in(self, item: Mapping[str, Any]) -> Any:
-        columns = _columns(item)
+        columns = item_columns(item)
         name = self._expiry_attribute(columns)
         return None if name is None else columns.get(name)
 
@@ -188,15 +191,3 @@ def _encoded(attribute: _KeyAttribute, value: Any) -> str | Decimal | None:
     if not number.is_finite() or len(number.as_tuple().digits) > _MOST_DIGITS:
         return None
     return number if abs(number.adjusted()) <= _LARGEST_EXPONENT else None
-
-
-def _columns(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the texts, numbers and booleans of an item."""
-    columns = {}
-    for name, typed in item.items():
-        ((kind, value),) = typed.items()
-        if kind in ("S", "BOOL"):
-            columns[name] = value
-        elif kind == "N":
-            columns[name] = Decimal(value)
-    return columns

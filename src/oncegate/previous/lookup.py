@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from oncegate import keys
 from oncegate.clocks import Clock
-from oncegate.errors import MissingKey, SettingError
+from oncegate.errors import MissingKey, PreviousUnavailable, SettingError, StoreError, StoreRefused
 from oncegate.events import Event
 from oncegate.previous import open_place
 from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
 from oncegate.stores.circuit_breaker import CircuitBreaker
+
+_WHERE: Final = "the old place of the setting previous"
 
 
 class PreviousPlace:
@@ -29,15 +31,20 @@ class PreviousPlace:
     def find(self, events: Sequence[Event]) -> list[int | None]:
         """Look up the events with as few requests as possible. Returns the time for which each mark is still valid, in
         microseconds; None if the place has no mark of the event, and 0 if the mark does not expire. An event that lacks
-        a part of the old key has no mark. After `until`, no event has a mark. Raises StoreError if the place does not
-        answer."""
+        a part of the old key has no mark. After `until`, no event has a mark. Raises PreviousUnavailable if the place
+        does not answer."""
         left: list[int | None] = [None] * len(events)
         if self._until is not None and self._wall() >= self._until:
             return left
-        with nullcontext() if self._breaker is None else self._breaker.watch(len(events), reads=True):
-            make = self._old_keys
-            old_keys = [(index, key) for index, event in enumerate(events) if (key := make(event))]
-            marks = self._place.find([key for _, key in old_keys]) if old_keys else []
+        try:
+            with nullcontext() if self._breaker is None else self._breaker.watch(len(events), reads=True):
+                make = self._old_keys
+                old_keys = [(index, key) for index, event in enumerate(events) if (key := make(event))]
+                marks = self._place.find([key for _, key in old_keys]) if old_keys else []
+        except StoreRefused as error:
+            raise PreviousUnavailable(f"{_WHERE}: {error}; if it is no longer needed, remove the setting") from error
+        except StoreError as error:
+            raise PreviousUnavailable(f"{_WHERE}: {error}") from error
         for (index, _), mark in zip(old_keys, marks, strict=True):
             left[index] = None if mark is None else self._time_left(mark)
         return left

@@ -8,6 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from oncegate import forks
 from oncegate.clocks import wall
 from oncegate.errors import SettingError
 from oncegate.previous.base import KEY_TEXT, BadRow, KeyPart, Mark, PlaceUrl, Row, pages
@@ -37,6 +38,7 @@ class RedisPlace:
         self._template = Template(url.key[0]) if url.key else None
         self._match = url.match
         self._lock = threading.Lock()
+        self._watch = forks.holding(self._lock)
         self._client: Any = None
         self.name = f"Redis at {self._settings.host}:{self._settings.port}"
 

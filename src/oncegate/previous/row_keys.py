@@ -21,6 +21,7 @@ CONTENT: Final = "the content of the event"
 _STATE_CHANGE: Final = "the timeline of state changes"
 # Sources whose default key is made from more than an id.
 _WITH_IDENTITY: Final = ("genesys", "cxone", "cloudevents", "eventbridge")
+KNOWN_SOURCES: Final = (*_WITH_IDENTITY, "plain")
 _BY_PATHS: Final = ("fields", "once_per", "event_id", "first")
 _WEBHOOK_ID: Final = "webhook_id"
 _CLOUDEVENTS: Final = "cloudevents"
@@ -69,6 +70,8 @@ class RowKeys:
 
     def key(self, row: Row) -> tuple[Key, EventSummary]:
         """Return the key of a row, and the summary of its event. Raises ValueError if the row has no key."""
+        if not self._source:
+            raise ValueError("the source of its event is not known; add --source")
         columns, problem = self._expanded(row)
         if problem is not None:
             raise ValueError(problem)

@@ -12,6 +12,7 @@ from oncegate.errors import SettingError
 ValueType: TypeAlias = Literal["", "int", "text"]
 
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}:]+)(?::(int|text))?\}|[{}]")
+_GLOB: Final = re.compile(r"[*?\[\]\\^]")  # characters with a meaning in a pattern of Redis
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,38}", re.ASCII)
 
 
@@ -42,6 +43,11 @@ class Template:
     def is_one_value(self) -> bool:
         """Whether the template is one field without text around it. The value then keeps its type."""
         return len(self._pieces) == 1
+
+    @property
+    def glob(self) -> str:
+        """A pattern for SCAN of Redis that matches all keys of the template."""
+        return "".join("*" if isinstance(piece, _Field) else _GLOB.sub(r"\\\g<0>", piece) for piece in self._pieces)
 
     def make(self, values: Mapping[str, Any]) -> str | int | float | None:
         """Return the key; None if a value is missing or cannot be part of a key."""
