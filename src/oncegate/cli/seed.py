@@ -127,7 +127,7 @@ def seed(
         row_keys = RowKeys(strategy, event_source, old.templates, columns)
         if rows and (missing := row_keys.missing(rows)):
             paths = {each.column: path for path, each in columns.items()}
-            refusal = _Refusal(settings["key"], missing, row_keys.columns(rows), paths)
+            refusal = _Refusal(settings["key"], missing, row_keys.columns(rows), paths, row_keys.never is None)
             return refusal.show(old, items, recent, output)
         sink = _sink(settings, recent, dry_run, stack)
         counts = _run(row_keys, strategy, sink, items)
@@ -274,7 +274,7 @@ def _sink(
 
 def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator[Item]) -> Counts:
     """Seed the items. If the store or the source fails, show what was done before the error."""
-    with _progress_bar("seeding") as advance:
+    with _progress_bar() as advance:
         seeding = Seeding(row_keys, strategy, sink, advance)
         try:
             return seeding.run(items)
@@ -285,9 +285,9 @@ def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator
 
 
 @contextmanager
-def _progress_bar(what: str) -> Iterator[Callable[[int], None]]:
+def _progress_bar() -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, if stderr is a terminal. The number of rows is not known before they are read."""
-    columns = (TextColumn(what), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
@@ -341,12 +341,13 @@ def _events(count: int) -> str:
 
 class _Refusal(Struct, frozen=True):
     """The rows lack parts of the key. The gate can ask the old place for each event instead. `paths` has the paths of
-    columns that have another name."""
+    columns that have another name. `may_be_mapped`: a column may have the missing part under another name."""
 
     key: str
     missing: list[str]
     columns: list[str]
     paths: dict[str, str]
+    may_be_mapped: bool
 
     def show(self, old: _OldEvents, items: Iterator[Item], recent: Sequence[SampleEvent] | None, output: str) -> int:
         url = None if old.url is None or old.place is None else self._previous(old.url, old.place, items)
@@ -359,7 +360,9 @@ class _Refusal(Struct, frozen=True):
             show_json({"error": sentence, **fields, "sample": sample})
             return exit_codes.USAGE
         print_error(sentence)
-        print_text(f"The rows have: {', '.join(self.columns)}. --map PATH=COLUMN names the column of a path.")
+        print_text(f"The rows have: {', '.join(self.columns)}.")
+        if self.may_be_mapped:
+            print_text("If a column has another name than its path, add --map PATH=COLUMN.")
         if url is None:
             print_text("If the lines are whole events, add --lines events.")
         else:
@@ -374,7 +377,7 @@ class _Refusal(Struct, frozen=True):
         """The URL for the option `previous`. The time `until` is the last expiry of all rows; there is none if a row
         does not expire."""
         counts = Counts()
-        with _progress_bar("reading") as advance:
+        with _progress_bar() as advance:
             for number, item in enumerate(items, 1):
                 counts.add_expiry(item)
                 advance(number)
