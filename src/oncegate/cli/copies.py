@@ -186,10 +186,15 @@ def _conclude(group: list[Sighting], noun: str) -> CopyGroup:
         return CopyGroup(kinds[0], f"{what}; {_decided(group, 'content')}.", group, separate)
     what = f"{len(group)} {noun}{_apart(group)}, different content"
     state = _common_state(group)
-    if state is None:
+    if state is None or _has_one_id_and_key(group):
         return CopyGroup("conflict", f"{what}, same key: conflict, not retries{_dead_letters(group)}.", group, separate)
     what = f"{what}, same state ({state}): double emission"
     return CopyGroup("double emission", f"{what}; {_decided(group, _STATE_CHANGE)}.", group, separate)
+
+
+def _has_one_id_and_key(group: Sequence[Sighting]) -> bool:
+    """Whether the deliveries have one key that binds the content, and one event id."""
+    return len({(each.key, each.event_id) for each in group}) == 1 and group[0].binds
 
 
 def _common_state(group: Sequence[Sighting]) -> str | None:
@@ -205,7 +210,7 @@ def _common_state(group: Sequence[Sighting]) -> str | None:
 
 _NAMES: Final[dict[Verdict, str]] = {
     "retries": "retries",
-    "re-emission": "re-emission under another event id",
+    "re-emission": "re-emission (the event ids differ)",
     "replay": "replay from an archive",
 }
 
@@ -221,8 +226,9 @@ def _possible(group: list[Sighting]) -> CopyGroup:
     what = f"{len(group)} records{of_type}{_apart(group)}, different content"
     unrun = sum(each.unrun for each in group)
     if 0 < unrun < len(group):
+        did = "1 of them was" if unrun == 1 else f"{unrun} of them were"
         why = "recorded as done without a run, which the key strategy state_change does for a double emission"
-        return CopyGroup("possible double emission", f"{what}: {unrun} of them {why}.", group)
+        return CopyGroup("possible double emission", f"{what}: {did} {why}.", group)
     why = "a double emission if they report the same state change"
     look = (
         "the store does not hold the state of completed events, so compare the state in their log lines, or their"

@@ -45,6 +45,8 @@ from oncegate.stores.base import Store
 _MOST = 1_000_000
 _SHOWN = 100
 _MOST_COMPARED = 10_000  # events of a file that are held in memory, because the conclusion about them is printed first
+_NO_COPIES_IN_RECORDS = "The records do not show copies ({count}, compared by content, key, type and time)."
+_NO_COPIES_IN_FILE = "The file does not show copies ({count}, compared by content, key, and state within 500 ms)."
 _NOT_RECORDED = (
     "The store does not record duplicates one by one. The log has a line for each delivery, with status, entity, state"
     " and occurred_at."
@@ -70,6 +72,9 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
     ID is a key, the id of the first delivery of an event, or the id of its entity, such as a conversation. With --file,
     each event of the file is looked up by its key. If the settings have routes, the key of each route is tried;
     --namespace selects one route. Nothing is claimed, run or changed.
+
+    For an entity with several records, and for a file with several events, the first sentence says whether they are
+    copies: retries, a re-emission, a double emission or a conflict.
 
     \b
     Exit codes:
@@ -100,7 +105,7 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: st
     entries = [each.entry for each in explained if each.entry is not None]
     sightings = RecordSightings(store, explainer.reader).of(entries)
     groups = groups_of_records(sightings)
-    copies = conclusion(groups, f"The records do not show copies ({times(len(entries), 'record')}).")
+    copies = conclusion(groups, _NO_COPIES_IN_RECORDS.format(count=times(len(entries), "record")))
     headline = explained[0].sentence if len(explained) == 1 else _headline(id_, found, explained)
     if output == "json":
         shown = [_as_json(each) for each in explained]
@@ -167,7 +172,7 @@ def _reasons(settings: Settings) -> list[str]:
         "The id is the id of a later delivery. The store holds only the id of the first delivery. oncegate explain"
         " --file FILE finds the event by its content.",
         "The event ran without a record. Its log line has the status unguarded.",
-        "The event could not be read (answer 400). Its dead letter has no id: oncegate dlq list",
+        "The event could not be read (answer 400), so its dead letter has no id: oncegate dlq list",
         "The signature was missing or wrong (answer 401). Such a request is not recorded, and its log line has no event"
         " id. Metric: oncegate_signature_refusals_total. Log line: rejected a request from ADDRESS",
         "The request was over a limit (answer 413, 429 or 503). Such a request is not recorded, and no log line has its"
@@ -213,7 +218,7 @@ def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     def copies() -> dict[str, Any]:
         groups = groups_of_deliveries(sightings)
         extent = f"the first {_MOST_COMPARED:,} events" if count > _MOST_COMPARED else times(len(sightings), "event")
-        sentence = conclusion(groups, f"The file does not show copies ({extent}).")
+        sentence = conclusion(groups, _NO_COPIES_IN_FILE.format(count=extent))
         members = [[each.number for each in group.sightings] for group in groups]
         return {"sentence": sentence, "groups": _groups_as_json(groups, "events", members)}
 
