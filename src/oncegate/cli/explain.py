@@ -174,7 +174,8 @@ def _reasons(settings: Settings) -> list[str]:
         "The event ran without a record. Its log line has the status unguarded.",
         "The event could not be read (answer 400), so its dead letter has no id: oncegate dlq list",
         "The signature was missing or wrong (answer 401). Such a request is not recorded, and its log line has no event"
-        " id. Metric: oncegate_signature_refusals_total. Log line: rejected a request from ADDRESS",
+        " id. Metric: oncegate_signature_refusals_total. Log line: rejected a request from ADDRESS (in a Lambda"
+        " function: a request was rejected).",
         "The request was over a limit (answer 413, 429 or 503). Such a request is not recorded, and no log line has its"
         " event id. Metrics: oncegate_limited_total (429), oncegate_shed_total (503). A body that is too large (413)"
         " has no metric and no log line: only the sender sees the answer.",

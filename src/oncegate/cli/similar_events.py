@@ -1,10 +1,10 @@
 """Compare similar events of a file: the members in which they differ, and states that may have two names."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from oncegate import keys, lifecycles
@@ -124,7 +124,7 @@ def alias_setting(found: Sequence[TwoNames]) -> str:
         if low != high:
             meaning[low] = high
     aliases = {state: _end(meaning, state) for state in meaning}
-    return f'state_change("500ms", aliases={msgspec.json.encode(aliases).decode()})'.replace('":"', '": "')
+    return f'state_change("500ms", aliases={json.dumps(aliases)})'
 
 
 def _end(meaning: dict[str, str], state: str) -> str:
