@@ -51,7 +51,7 @@ def test_a_key_that_binds_the_content() -> None:
     """A double emission under one binding key conflicts, and the sentence says so."""
     (group,) = groups(keys.fields("conversationId", "state", "timestamp"), CALL, CALL | {"id": "2"})
     assert group.sentence.endswith(
-        "double emission; they have one key that binds the content, so they conflict; the key strategy"
+        "double emission; their common key binds the content, so they conflict; the key strategy"
         ' state_change("500ms") would join them.'
     )
 

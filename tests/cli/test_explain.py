@@ -466,7 +466,9 @@ class TestCopies:
             ' and the key strategy state_change("500ms") would join them.'
         )
         joined = oncegate("explain", "--file", "both.jsonl", "--key", 'state_change("500ms")')[1].splitlines()[0]
-        assert joined.endswith("double emission; they have one key, and the store has no record of the event.")
+        assert joined.endswith(
+            "double emission; the key strategy state_change joins them, and the store has no record of the event."
+        )
         found = json.loads(oncegate("explain", "--file", "both.jsonl", "--output", "json")[1])["copies"]
         assert [(each["verdict"], each["events"]) for each in found["groups"]] == [("double emission", [1, 2])]
         assert found["sentence"] == found["groups"][0]["sentence"]
@@ -485,8 +487,8 @@ class TestCopies:
         for id_, second in (("a", "05"), ("b", "05.200")):
             states.run(change(id_, "connected", f"10:00:{second}"), lambda event: None)
         assert first_line(oncegate("explain", "c-1")) == (
-            "2 records 200 ms apart, different content, same state (connected): double emission; they have one key, and"
-            " the event completed once."
+            "2 records 200 ms apart, different content, same state (connected): double emission; the key strategy"
+            " state_change joins them, and the event completed once."
         )
 
     def test_a_state_that_the_store_does_not_hold(self, oncegate: Run, gate: Gate) -> None:

@@ -267,11 +267,11 @@ def _decided(group: Sequence[Sighting], strategy: str) -> str:
         return "they have no key"
     if len(found) > 1:
         return f"their keys differ, and the key strategy {strategy} would join them"
-    if any(each.binds for each in group) and len({each.content for each in group}) > 1:
-        return (
-            f"they have one key that binds the content, so they conflict; the key strategy {strategy} would join them"
-        )
-    return f"they have one key, and {_effect(group)}"
+    if len({each.content for each in group}) == 1:
+        return f"they have one key, and {_effect(group)}"
+    if any(each.binds for each in group):
+        return f"their common key binds the content, so they conflict; the key strategy {strategy} would join them"
+    return f"the key strategy state_change joins them, and {_effect(group)}"
 
 
 def _effect(group: Sequence[Sighting]) -> str:
