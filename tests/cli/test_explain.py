@@ -297,6 +297,9 @@ class TestFinding:
         some = oncegate("explain", "c-1", "--scan", "3")[1].splitlines()[1]
         assert some.startswith("3 records with the key, event id or entity c-1 among the first 3 records (use --scan")
         assert "Only the first 1 records were scanned" in oncegate("explain", "c-1", "--scan", "1")[1]
+        many = oncegate("explain", "c-1")[1].splitlines()
+        assert many[0].endswith("; other records match too, but only 1,000 were compared.")
+        assert many[1].startswith("More than 1,000 records with the key, event id or entity c-1. The latest: ")
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
 
@@ -480,6 +483,19 @@ class TestCopies:
         assert first_line(oncegate("explain", "--file", "f.jsonl")) == (
             "3 deliveries of the same content: retries; they have one key, and the event completed once."
         )
+
+    def test_a_long_file(self, oncegate: Run, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only the first events of a long file are compared, and the sentence says so. All events are explained."""
+        monkeypatch.setattr("oncegate.cli.explain._MOST_COMPARED", 2)
+        gate.run(change("a", "connected", "10:00:05"), lambda event: None)
+        for count, ends in ((2, "completed once."), (3, "completed once; only the first 2 events were compared.")):
+            (tmp_path / "f.jsonl").write_text("\n".join([json.dumps(change("a", "connected", "10:00:05"))] * count))
+            told = oncegate("explain", "--file", "f.jsonl")
+            assert first_line(told).startswith("2 deliveries of the same content: retries; ")
+            assert first_line(told).endswith(ends)
+            assert told[1].count("Run: a was processed") == count
+            found = json.loads(oncegate("explain", "--file", "f.jsonl", "--output", "json")[1])
+            assert (found["copies"]["sentence"], found["count"]) == (first_line(told), count)
 
     def test_a_double_emission_that_the_gate_joined(self, oncegate: Run, gate: Gate) -> None:
         """The state comes from the timeline of the entity."""

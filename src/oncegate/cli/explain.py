@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from oncegate.claims import DEAD, IN_PROGRESS, Record
+from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
 from oncegate.cli.copies import (
     CopyGroup,
@@ -106,6 +106,8 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: st
     sightings = RecordSightings(store, explainer.reader).of(entries)
     groups = groups_of_records(sightings)
     copies = conclusion(groups, _NO_COPIES_IN_RECORDS.format(count=times(len(entries), "record")))
+    if found.full:
+        copies = f"{copies.removesuffix('.')}; other records match too, but only {len(found.entries):,} were compared."
     headline = explained[0].sentence if len(explained) == 1 else _headline(id_, found, explained)
     if output == "json":
         shown = [_as_json(each) for each in explained]
@@ -138,7 +140,7 @@ def _without_stages(explained: list[Explanation]) -> list[Explanation]:
 def _headline(id_: str, found: Search, explained: list[Explanation]) -> str:
     """The number of records, and what happened to the latest of them."""
     more = f" among the first {found.looked_through:,} records (use --scan to scan more)" if found.cut else ""
-    count = times(len(explained), "record")
+    count = f"More than {len(found.entries):,} records" if found.full else times(len(explained), "record")
     return f"{count} with the key, event id or entity {id_}{more}. The latest: {explained[-1].sentence}"
 
 
@@ -203,50 +205,57 @@ def _show_table(explained: list[Explanation]) -> None:
 
 def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     check_readable([file])
-    known = count = 0
-    sightings: list[Sighting] = []
-
-    def each() -> Iterator[tuple[FoundEvent, Explanation]]:
-        nonlocal known, count
-        look = FileSightings(explainer.store)
-        for found in events_of([file], explainer.hints):
-            explained = explainer.event(found.event)
-            known, count = known + (explained.entry is not None), count + 1
-            if count <= _MOST_COMPARED and (seen := look.add(found.event, *_identity(explainer, explained))):
-                sightings.append(seen)
-            yield found, explained
-
-    def copies() -> dict[str, Any]:
-        groups = groups_of_deliveries(sightings)
-        extent = f"the first {_MOST_COMPARED:,} events" if count > _MOST_COMPARED else times(len(sightings), "event")
-        sentence = conclusion(groups, _NO_COPIES_IN_FILE.format(count=extent))
-        members = [[each.number for each in group.sightings] for group in groups]
-        return {"sentence": sentence, "groups": _groups_as_json(groups, "events", members)}
-
+    explained_file = _ExplainedFile(explainer, file)
     if output == "json":
-        shown = (_place(found) | _as_json(explained) for found, explained in each())
-        show_json_stream("events", shown, lambda: {"known": known, "count": count, "copies": copies()})
+        shown = (_place(found) | _as_json(explained) for found, explained in explained_file.events())
+        show_json_stream("events", shown, explained_file.summary)
     else:
-        explanations = each()
-        compared = list(islice(explanations, _MOST_COMPARED))
-        if count > 1:
-            print_text(copies()["sentence"])
+        events = explained_file.events()
+        compared = list(islice(events, _MOST_COMPARED + 1))  # one more, to know whether the file has more
+        if len(compared) > 1:
+            print_text(explained_file.summary()["copies"]["sentence"])
             print()
-        for found, explained in chain(compared, explanations):
+        for found, explained in chain(compared, events):
             print_text(f"{found.place}  {found.event.id or ''}".rstrip())
             _show(explained)
             print()
-    if not count:
+    if not explained_file.count:
         print_error(f"there is no event in {click.format_filename(file)}")
-    if not known:
+    if not explained_file.known:
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
-def _identity(explainer: Explainers, explained: Explanation) -> tuple[str, Key | None, Record | None]:
-    entry = explained.entry
-    if entry is None:
-        return explainer.namespace, explained.key, None
-    return entry.namespace, explained.key, entry.record
+class _ExplainedFile:
+    """The events of a file that were explained so far: how many there are, how many are known, and their copies."""
+
+    def __init__(self, explainer: Explainers, file: str) -> None:
+        self.count = self.known = 0
+        self._explainer, self._file = explainer, file
+        self._look = FileSightings(explainer.store)
+        self._sightings: list[Sighting] = []
+
+    def events(self) -> Iterator[tuple[FoundEvent, Explanation]]:
+        for found in events_of([self._file], self._explainer.hints):
+            explained = self._explainer.event(found.event)
+            self.known, self.count = self.known + (explained.entry is not None), self.count + 1
+            if self.count <= _MOST_COMPARED and (sighting := self._sighting(found, explained)) is not None:
+                self._sightings.append(sighting)
+            yield found, explained
+
+    def _sighting(self, found: FoundEvent, explained: Explanation) -> Sighting | None:
+        entry = explained.entry
+        if entry is None:
+            return self._look.add(found.event, self._explainer.namespace, explained.key, None)
+        return self._look.add(found.event, entry.namespace, explained.key, entry.record)
+
+    def summary(self) -> dict[str, Any]:
+        groups = groups_of_deliveries(self._sightings)
+        sentence = conclusion(groups, _NO_COPIES_IN_FILE.format(count=times(len(self._sightings), "event")))
+        if self.count > _MOST_COMPARED:
+            sentence = f"{sentence.removesuffix('.')}; only the first {_MOST_COMPARED:,} events were compared."
+        members = [[each.number for each in group.sightings] for group in groups]
+        copies = {"sentence": sentence, "groups": _groups_as_json(groups, "events", members)}
+        return {"known": self.known, "count": self.count, "copies": copies}
 
 
 def _groups_as_json(groups: Sequence[CopyGroup], name: str, members: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
