@@ -1,12 +1,16 @@
 """Copies: which deliveries belong together, and the conclusion about each group."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncegate import keys, read
+from oncegate.cli import exit_codes
 from oncegate.cli.copies import CopyGroup, FileSightings, Sighting, conclusion, groups_of_deliveries, groups_of_records
 from oncegate.stores.memory import MemoryStore
+from tests.cli.conftest import Run
 
 CALL = {"id": "1", "type": "call", "conversationId": "c", "state": "held", "timestamp": "2026-02-03T04:05:06Z"}
 
@@ -63,6 +67,27 @@ def test_the_most_important_group_first() -> None:
     assert [each.verdict for each in found] == ["double emission", "retries"]
     assert conclusion(found, "none").endswith("would join them (1 of 2 groups of copies).")
     assert conclusion([], "none") == "none"
+
+
+def test_simulated_traffic(oncegate: Run, tmp_path: Path) -> None:
+    """In simulated traffic each group has all deliveries of one event, and each echo is a double emission."""
+    shares = ("--echo", "0.3", "--conflict", "0.1", "--reemit", "0.2", "--replay", "0.1", "--rewrap", "0.2")
+    sent = ("--events", "300", "--rate", "100000", "--seed", "11", "--to", "file://f.jsonl", "--truth", "truth.jsonl")
+    assert oncegate("simulate", *shares, *sent)[0] == exit_codes.OK
+    truth = [json.loads(line) for line in (tmp_path / "truth.jsonl").read_text().splitlines()]
+    deliveries = [each for each in truth if each["line"] == "delivery"]
+    documents = [json.loads(line) for line in (tmp_path / "f.jsonl").read_text().splitlines()]
+    expected: dict[str, list[int]] = {}
+    for number, each in enumerate(deliveries, 1):
+        expected.setdefault(each["event"], []).append(number)
+    found = groups(keys.auto, *documents)
+    numbers = [[each.number for each in group.sightings] for group in found]
+    assert sorted(numbers) == sorted(each for each in expected.values() if len(each) > 1)
+    kinds = [{deliveries[number - 1]["kind"] for number in group} for group in numbers]
+    for kind, group in zip(kinds, found, strict=True):
+        assert ("state-echo" in kind) == (group.verdict == "double emission")
+        assert ("conflict" in kind) == (group.verdict == "conflict") or "state-echo" in kind
+    assert {group.verdict for group in found} >= {"double emission", "conflict", "re-emission", "retries"}
 
 
 def test_unknown_content() -> None:
