@@ -154,13 +154,29 @@ def _fitting(columns: list[_Column], essential: Sequence[str], room: int) -> lis
 
 def _print_table(console: Console, columns: list[_Column]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        least = column.least if column.is_folded else None
+    for column, width in zip(columns, _widths(columns, console.width), strict=True):
         no_wrap = not column.is_folded and column.width <= console.width  # rich would cut a longer cell
-        table.add_column(column.header, overflow="fold", no_wrap=no_wrap, min_width=least)
+        table.add_column(column.header, overflow="fold", no_wrap=no_wrap, width=width)
     for cells in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, cells))
     console.print(table)
+
+
+def _widths(columns: list[_Column], room: int) -> list[int | None]:
+    """The width of each column: its least width, and a share of the remaining room if the column needs more. All are
+    None if the least widths do not fit; rich then chooses the widths. Rich also reduces a column below its minimum
+    width, and then cuts its cells, so the widths are not left to rich."""
+    left = room - sum(column.least + _GAP for column in columns) + _GAP
+    if left < 0:
+        return [None] * len(columns)
+    widths: dict[int, int | None] = {}
+    by_need = sorted(range(len(columns)), key=lambda index: columns[index].width - columns[index].least)
+    for position, index in enumerate(by_need):
+        column = columns[index]
+        more = min(column.width - column.least, left // (len(columns) - position))
+        widths[index] = column.least + more
+        left -= more
+    return [widths[index] for index in range(len(columns))]
 
 
 def _print_rows(columns: list[_Column]) -> None:
