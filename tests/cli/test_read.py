@@ -310,7 +310,7 @@ class TestComparing:
         """States that may be one state are listed with the key to set, and this key joins the events."""
         events = [HELD | {"state": "answered"}, HELD | {"id": "2", "state": "connected"}]
         found = shown(*events)
-        strategy = 'state_change("500ms", aliases={"answered": "connected"})'
+        strategy = 'first(state_change("500ms", aliases={"answered": "connected"}), auto)'
         assert (found["two_names"], found["suggested_key"]) == (
             [{"events": [1, 2], "states": ["answered", "connected"]}],
             strategy,

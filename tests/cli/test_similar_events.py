@@ -62,4 +62,4 @@ def test_alias_setting() -> None:
     """Each name that means another state has one alias, without chains."""
     pairs = [("b", "a"), ("c", "b"), ("x", "y")]
     names = [TwoNames((1, 2), states, 0) for states in pairs]
-    assert alias_setting(names) == 'state_change("500ms", aliases={"a": "c", "b": "c", "x": "y"})'
+    assert alias_setting(names) == 'first(state_change("500ms", aliases={"a": "c", "b": "c", "x": "y"}), auto)'

@@ -117,14 +117,15 @@ class SimilarEvents:
 
 
 def alias_setting(found: Sequence[TwoNames]) -> str:
-    """The key strategy that makes these names equal, as the settings write it."""
+    """The key strategy that makes these names equal, as the settings write it. Events without a state keep their default
+    key: state_change alone would refuse them."""
     meaning: dict[str, str] = {}
     for names in found:
         low, high = sorted(_end(meaning, state) for state in names.states)
         if low != high:
             meaning[low] = high
     aliases = {state: _end(meaning, state) for state in meaning}
-    return f'state_change("500ms", aliases={json.dumps(aliases)})'
+    return f'first(state_change("500ms", aliases={json.dumps(aliases)}), auto)'
 
 
 def _end(meaning: dict[str, str], state: str) -> str:
