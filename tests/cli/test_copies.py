@@ -34,7 +34,7 @@ def groups(strategy: keys.Strategy, *documents: Any) -> list[CopyGroup]:
             "2 deliveries less than 1 ms apart, different content, same state (held): double emission; their keys",
         ),
         ({"id": "2"}, "2 deliveries with the same event time, different content, same state (held): double emission"),
-        ({"n": 1}, "2 deliveries with the same event time, different content, same key: conflict, not retries."),
+        ({"n": 1}, "2 deliveries with the same event time, different content for one key: conflict, not retries."),
         ({"id": "2", "timestamp": "2026-02-03T04:05:07Z"}, None),
         ({"id": "2", "state": "connected"}, None),
         ({"id": "2", "conversationId": "d"}, None),
@@ -57,6 +57,33 @@ def test_a_key_that_binds_the_content() -> None:
     assert group.sentence.endswith(
         "double emission; their common key binds the content, so they conflict; the key strategy"
         ' state_change("500ms") would join them.'
+    )
+
+
+def test_a_conflict_beside_a_re_emission() -> None:
+    """Only the deliveries with the conflicting key count as the conflict."""
+    about = (("default", "plain", "c"), "call", 1_000)
+    seen = [
+        Sighting(1, *about, "a", b"x", b"key-1", binds=True),
+        Sighting(2, *about, "a", b"y", b"key-1", binds=True),
+        Sighting(3, *about, "b", b"x", b"key-2"),
+    ]
+    (group,) = groups_of_records(seen)
+    assert group.sentence == "2 records with the same event time, different content for one key: conflict, not retries."
+
+
+def test_a_replay_that_runs() -> None:
+    """With on_replay="run" a replay has another key on purpose, so no other strategy is recommended."""
+    about = (("default", "plain", "c"), "call", 1_000)
+    seen = [
+        Sighting(1, *about, "a", b"x", b"key-1"),
+        Sighting(2, *about, "a", b"x", b"key-1"),
+        Sighting(3, *about, "a", b"x", b"key-2", replayed=True),
+    ]
+    (group,) = groups_of_deliveries(seen)
+    assert group.sentence == (
+        "3 deliveries of the same content: retries and replay from an archive; the replay has another key because of"
+        " on_replay."
     )
 
 

@@ -532,8 +532,17 @@ class TestCopies:
             gate.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
         for options in ((), ("--key", "content")):
             assert first_line(oncegate("explain", "c-1", *options)) == (
-                "2 records, different content, same key: conflict, not retries; 1 dead letter."
+                "2 records, different content for one key: conflict, not retries; 1 dead letter."
             )
+
+    def test_a_conflict_that_ran(self, oncegate: Run, gate: Gate) -> None:
+        """With on_conflict="run" both events ran. They are still a conflict."""
+        running = Gate(gate.store, on_conflict="run")
+        for amount in (1, 2):
+            running.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records, different content for one key: conflict, not retries."
+        )
 
     def test_the_same_content_under_two_keys(self, oncegate: Run, gate: Gate) -> None:
         """A re-emission that the key strategy does not recognise has two records with one content."""
@@ -547,6 +556,16 @@ class TestCopies:
         found = json.loads(oncegate("explain", "c-1", "--output", "json")[1])
         assert [len(each["keys"]) for each in found["copies"]["groups"]] == [2]
         assert found["copies"]["groups"][0]["verdict"] == "re-emission"
+
+    def test_a_replay_that_ran(self, oncegate: Run, gate: Gate) -> None:
+        """A record does not say that its event was a replay. The sentence names what can be the reason."""
+        running = Gate(gate.store, on_replay="run")
+        for replay in ({}, {"replay-name": "r"}):
+            running.run(envelope("env-1") | replay, lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records of the same content: retries; their keys differ although the event id is the same, as after a"
+            ' change of the key strategy, for a replay with on_replay="run", or with on_missing_key="unguarded".'
+        )
 
     def test_several_groups(self, oncegate: Run, gate: Gate) -> None:
         """With several groups of copies, the sentence is about one of them and says how many there are."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Address, Record
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, Address, EventSummary, Record
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
@@ -183,31 +183,39 @@ def _conclude(group: list[Sighting], noun: str) -> CopyGroup:
     if len({each.content for each in group}) == 1:
         kinds = list(dict.fromkeys(_kind(each, group[0]) for each in group[1:]))
         what = f"{len(group)} {noun} of the same content: {' and '.join(_NAMES[kind] for kind in kinds)}"
+        if separate and noun == "records" and kinds == ["retries"]:
+            return CopyGroup("retries", f"{what}; {_REPEATED}.", group, separate)
         return CopyGroup(kinds[0], f"{what}; {_decided(group, 'content')}.", group, separate)
-    what = f"{len(group)} {noun}{_apart(group)}, different content"
-    state = _common_state(group)
-    if state is None or _has_one_id_and_key(group):
-        return CopyGroup("conflict", f"{what}, same key: conflict, not retries{_dead_letters(group)}.", group, separate)
-    what = f"{what}, same state ({state}): double emission"
+    conflicting, state = _conflicting(group), _common_state(group)
+    if conflicting and (state is None or len({(each.key, each.event_id) for each in group}) == 1):
+        what = f"{len(conflicting)} {noun}{_apart(conflicting)}, different content for one key: conflict, not retries"
+        return CopyGroup("conflict", f"{what}{_dead_letters(conflicting)}.", group, separate)
+    what = f"{len(group)} {noun}{_apart(group)}, different content, same state ({state}): double emission"
     return CopyGroup("double emission", f"{what}; {_decided(group, _STATE_CHANGE)}.", group, separate)
 
 
-def _has_one_id_and_key(group: Sequence[Sighting]) -> bool:
-    """Whether the deliveries have one key that binds the content, and one event id."""
-    return len({(each.key, each.event_id) for each in group}) == 1 and group[0].binds
+def _conflicting(group: Sequence[Sighting]) -> list[Sighting]:
+    """The deliveries with one key that binds the content, if their contents differ."""
+    for bucket in _buckets(group, lambda each: each.key if each.binds else None):
+        if len({each.content for each in bucket}) > 1:
+            return bucket
+    return []
 
 
 def _common_state(group: Sequence[Sighting]) -> str | None:
-    """The state that all deliveries report for one state change; None if it is not known of all of them. The state of
-    one delivery is also the state of the deliveries with the same content."""
-    known = [each for each in group if each.change is not None]
-    if len({each.change for each in known}) != 1 or {each.content for each in known} != {
-        each.content for each in group
-    }:
+    """The state that all deliveries report; None if it is not known of all of them. The state of one delivery is also
+    the state of the deliveries with the same content."""
+    states = {each.content: each.state for each in group if each.change is not None}
+    if len(states) < len({each.content for each in group}) or len(set(states.values())) != 1:
         return None
-    return known[0].state
+    return next(iter(states.values()))
 
 
+# A record does not say whether its event was a replay, or ran without a key of its own.
+_REPEATED: Final = (
+    "their keys differ although the event id is the same, as after a change of the key strategy, for a replay with"
+    ' on_replay="run", or with on_missing_key="unguarded"'
+)
 _NAMES: Final[dict[Verdict, str]] = {
     "retries": "retries",
     "re-emission": "re-emission (the event ids differ)",
@@ -265,6 +273,8 @@ def _decided(group: Sequence[Sighting], strategy: str) -> str:
     found = {each.key for each in group}
     if found == {None}:
         return "they have no key"
+    if len(found) > 1 and len({each.key for each in group if not each.replayed}) == 1:
+        return "the replay has another key because of on_replay"
     if len(found) > 1:
         return f"their keys differ, and the key strategy {strategy} would join them"
     if len({each.content for each in group}) == 1:
@@ -468,13 +478,20 @@ def _is_unrun(record: Record | None) -> bool:
 
 
 def _original(entry: Entry, entries: Sequence[Entry]) -> bytes | None:
-    """The key with which the record conflicts, if it is the dead letter of a conflict. The key of such a dead letter is
-    made of that key and the content, whatever the key strategy is."""
-    if entry.record.state != DEAD:
-        return None
-    content = entry.record.payload_hash.hex()
-    known = (other.key for other in entries if other.namespace == entry.namespace)
+    """The key with which the record conflicts; None if it is not the record of a conflict. The key of such a record is
+    made of that key and the content, whatever the key strategy is. With on_conflict="run" the record is not a dead
+    letter. It is then compared only with records of the same id or time, because there can be many records."""
+    record, content = entry.record, entry.record.payload_hash.hex()
+    known = (
+        other.key
+        for other in entries
+        if other.namespace == entry.namespace and (record.state == DEAD or _is_alike(record.about, other.record.about))
+    )
     return next((key for key in known if _key("conflict", entry, key.hex(), content) == entry.key), None)
+
+
+def _is_alike(one: EventSummary, other: EventSummary) -> bool:
+    return one.delivery_id == other.delivery_id or one.occurred_at == other.occurred_at
 
 
 def _key(strategy: str, entry: Entry, *parts: str) -> bytes:

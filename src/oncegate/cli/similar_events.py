@@ -117,8 +117,8 @@ class SimilarEvents:
 
 
 def alias_setting(found: Sequence[TwoNames]) -> str:
-    """The key strategy that makes these names equal, as the settings write it. Events without a state keep their default
-    key: state_change alone would refuse them."""
+    """The key strategy that makes these names equal, as the settings write it. Events without a state get their default
+    key, because state_change alone would refuse them."""
     meaning: dict[str, str] = {}
     for names in found:
         low, high = sorted(_end(meaning, state) for state in names.states)
