@@ -563,8 +563,9 @@ class TestCopies:
         for replay in ({}, {"replay-name": "r"}):
             running.run(envelope("env-1") | replay, lambda event: None)
         assert first_line(oncegate("explain", "c-1")) == (
-            "2 records of the same content: retries; their keys differ although the event id is the same, as after a"
-            ' change of the key strategy, for a replay with on_replay="run", or with on_missing_key="unguarded".'
+            "2 records of the same content: retries or a replay; their keys differ although the event id is the same,"
+            ' as after a change of the key strategy, for a replay with on_replay="run", or with'
+            ' on_missing_key="unguarded".'
         )
 
     def test_several_groups(self, oncegate: Run, gate: Gate) -> None:

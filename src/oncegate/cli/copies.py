@@ -184,7 +184,7 @@ def _conclude(group: list[Sighting], noun: str) -> CopyGroup:
         kinds = list(dict.fromkeys(_kind(each, group[0]) for each in group[1:]))
         what = f"{len(group)} {noun} of the same content: {' and '.join(_NAMES[kind] for kind in kinds)}"
         if separate and noun == "records" and kinds == ["retries"]:
-            return CopyGroup("retries", f"{what}; {_REPEATED}.", group, separate)
+            return CopyGroup("retries", f"{what} or a replay; {_REPEATED}.", group, separate)
         return CopyGroup(kinds[0], f"{what}; {_decided(group, 'content')}.", group, separate)
     conflicting, state = _conflicting(group), _common_state(group)
     if conflicting and (state is None or len({(each.key, each.event_id) for each in group}) == 1):
