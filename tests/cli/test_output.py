@@ -44,6 +44,19 @@ class TestTerminal:
         said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
         assert "Columns not shown: namespace, type, attempts, first seen. Use a wider terminal or a pipe." in said
 
+    def test_required_columns(self, gate: Gate, tmp_path: Path) -> None:
+        """If a required column does not fit beside the key, each row is printed with one column per line."""
+        for id_ in ("evt-1", "evt-2"):
+            gate.run({"id": id_, "conversationId": "c-1"}, lambda event: 1 / 0)
+        shown = on_terminal(["explain", "c-1"], tmp_path, COLUMNS="50", NO_COLOR="1")
+        lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
+        start = lines.index(next(line for line in lines if line.startswith("key ")))
+        assert [line.split()[0] if line else "" for line in lines[start : start + 8]] == [
+            *("key", "event", "state", "error", "", "key", "event", "state")
+        ]
+        assert lines[start + 2] == "state     dead letter"
+        assert "Columns not shown: namespace, entity, attempts," in " ".join(lines)
+
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """On a terminal narrower than a key, the key is folded."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)

@@ -282,9 +282,7 @@ class TestOutput:
         """`explain` and `keys show` say that a record was seeded, and what the row tells about its event."""
         oncegate("seed", rows, "--key", PAIR, "--source", "genesys")
         _, out, _ = oncegate("explain", "c-1")
-        assert re.match(
-            r"Seeded \d+ m?s ago from an earlier deduplication table: earlier code processed the event", out
-        )
+        assert re.search(r"Seeded \d+ m?s ago from an earlier deduplication table: earlier code processed the", out)
         key = re.search(r"key +([0-9a-f]{32})", out)
         assert key
         _, shown, _ = oncegate("keys", "show", key[1])

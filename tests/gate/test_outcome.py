@@ -146,3 +146,4 @@ class TestDifferences:
         """Differences are listed by path, the first five of them, whichever side has them."""
         assert differences(one, other) == paths
         assert differences(other, one) == paths
+        assert differences(one, other, most=1) == paths[:1]

@@ -2,16 +2,20 @@
 
 import asyncio
 import fcntl
+import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from oncegate.cli import exit_codes
 from oncegate.service.log import RateLimitedWarning, handler_for
 from tests.service.protocols import in_a_loop
-from tests.service.running import Service
+from tests.service.running import Service, until
 from tests.signatures.sending import whsec
 
 
@@ -50,6 +54,34 @@ def test_rejected_signatures(tmp_path: Path) -> None:
     with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
         assert {service.post("{}", "/events/crm").status_code for _ in range(50)} == {401}
         assert service.stderr().count("rejected a request from 127.0.0.1") == 5
+
+
+def test_explaining_a_rejected_event(tmp_path: Path) -> None:
+    """No record or log line has the id of an event whose signature was refused. `explain` says so, and names the metric
+    and the log line of the refusal."""
+    toml = '[route.crm]\nsignature = "standard-webhooks"\nsecret_env = "CRM_SECRET"\n'
+    command = [sys.executable, "-m", "oncegate", "explain", "evt-401"]
+    with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
+        assert service.post('{"id": "evt-401"}', "/events/crm").status_code == 401
+        explained = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        metrics = service.client.get("/metrics").text
+        log = service.stderr() + (tmp_path / "log").read_text()
+    assert (explained.returncode, explained.stdout) == (exit_codes.NOT_FOUND, "")
+    (reason,) = (line for line in explained.stderr.splitlines() if "401)" in line)
+    named = re.search(r"its log line has no event id. Metric: (\w+). Log line: (.+) ADDRESS", reason)
+    assert named
+    assert f'{named[1]}{{route="crm"}} 1.0' in metrics
+    assert (named[2] in log, "evt-401" in log) == (True, False)
+
+
+def test_the_state_and_time_of_an_event(tmp_path: Path) -> None:
+    """The JSON line of an event has its state and the time at which it happened."""
+    body = {"id": "evt-1", "conversationId": "c-1", "state": "held", "timestamp": "2026-02-03T04:05:06.5+01:00"}
+    with Service(tmp_path) as service:
+        assert service.post(body).status_code == 200
+        until(lambda: '"processed"' in (tmp_path / "log").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [(line["state"], line["occurred_at"]) for line in lines] == [("held", "2026-02-03T03:05:06.500Z")] * 2
 
 
 def dropped_in(read: bytes) -> int:

@@ -35,13 +35,13 @@ KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 _NO_ID: Final = "an event without an id"
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
-    "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, or"
-    " its record has expired (retention is {retention})."
+    "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
+    " record has expired (retention is {retention}), or its request was refused."
 )
 _UNLESS_MARKED: Final = ", unless the old place of the setting previous has marked the event"
 _UNKNOWN_TO_ALL: Final = (
-    "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, or its"
-    " record has expired (retention)."
+    "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, its"
+    " record has expired (retention), or its request was refused."
 )
 
 
@@ -248,10 +248,15 @@ class Explainers:
     use, because the key of a route may be a function that must be imported."""
 
     def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
-        self._store = store
+        self.store = store
         self._scan_limit = scan_limit
         self._routes = by_route(settings)
         self._explainers: dict[str, Explainer] = {}
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the first route."""
+        return str(next(iter(self._routes.values()))["namespace"])
 
     @property
     def hints(self) -> Hints:
@@ -260,9 +265,16 @@ class Explainers:
 
     def record(self, entry: Entry) -> Explanation:
         """Explain a record with the key of the route that has its namespace."""
-        own = (name for name, route in self._routes.items() if route["namespace"] == entry.namespace)
+        return self._for(entry.namespace).record(entry)
+
+    def reader(self, namespace: str) -> tuple[keys.Strategy, Hints]:
+        """The key strategy and the hints of the route that has this namespace."""
+        return self._for(namespace).reader
+
+    def _for(self, namespace: str) -> "Explainer":
+        own = (name for name, route in self._routes.items() if route["namespace"] == namespace)
         *_, last = self._routes
-        return self._of(next(own, last)).record(entry)
+        return self._of(next(own, last))
 
     def event(self, event: Event) -> Explanation:
         """Explain an event with the first route that has a record of it."""
@@ -277,7 +289,7 @@ class Explainers:
 
     def _of(self, name: str) -> "Explainer":
         if name not in self._explainers:
-            self._explainers[name] = Explainer(self._store, self._routes[name], self._scan_limit)
+            self._explainers[name] = Explainer(self.store, self._routes[name], self._scan_limit)
         return self._explainers[name]
 
     def _read(self, event: Event, name: str) -> Event:
@@ -303,6 +315,10 @@ class Explainer:
         config = validate({name: settings[name] for name in DEFAULTS})
         self._identify = Identifier(self._make, config, wall, Observers((), config.namespace, wall))
         self.hints = settings.hints()
+
+    @property
+    def reader(self) -> tuple[keys.Strategy, Hints]:
+        return self._make, self.hints
 
     def record(self, entry: Entry) -> Explanation:
         """Explain a record, with facts from its payload if the record still has a payload."""
@@ -355,7 +371,8 @@ class Explainer:
         if isinstance(item, RejectedEvent):
             return Explanation(item.outcome.reason, now)
         if isinstance(item, UnguardedEvent):
-            return Explanation(f"Run without protection against duplicates: {item.unguarded}.", now)
+            unguarded = " ".join(item.unguarded.split())
+            return Explanation(f"Run without protection against duplicates: {unguarded}.", now)
         return self._look_up(item, now)
 
     def _look_up(self, job: Job, now: int) -> Explanation:

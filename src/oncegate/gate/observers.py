@@ -46,6 +46,7 @@ from oncegate.errors import SettingError
 from oncegate.events import Event, Key
 from oncegate.gate.options import LISTS
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.times import microseconds_of
 
 _MOST_QUEUED: Final = 10_000
 _BATCH_SIZE: Final = 100
@@ -171,8 +172,9 @@ _WARNINGS: Final = ("transaction.held",)  # notices that get a separate line, in
 
 
 class JsonLog:
-    """An observer that writes one line of JSON for each outcome. A line contains no text of the payload or of an
-    exception. Without a stream, a line goes to the object that `sys.stdout` refers to when the line is written."""
+    """An observer that writes one line of JSON for each outcome. A line contains no text of an exception. The only data
+    of the payload in a line is what identifies the event, its state and its time. Without a stream, a line goes to the
+    object that `sys.stdout` refers to when the line is written."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -220,8 +222,8 @@ def spelt(at: int) -> str:
 
 
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
-    """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the
-    event."""
+    """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the event,
+    its state and its time."""
     return {
         "status": outcome.status,
         "kind": outcome.kind,
@@ -242,6 +244,8 @@ def _event_fields(event: Event, key: Key | None, namespace: str) -> dict[str, An
         "source": _shortened(event.source),
         "type": _shortened(event.type),
         "entity": _shortened(event.entity),
+        "state": _shortened(event.state),
+        "occurred_at": None if event.occurred_at is None else spelt(microseconds_of(event.occurred_at)),
         "attempt": event.attempt or None,
     }
 

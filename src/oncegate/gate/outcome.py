@@ -218,10 +218,10 @@ STATUSES: Final[dict[Status, StatusRule]] = {
 # ── differences between two bodies ────────────────────────────────────────────────────────────────────────
 
 
-def differences(one: Any, other: Any) -> tuple[str, ...]:
-    """Returns the first paths at which two bodies differ, such as `data.status`. A list is compared as one value. The
-    result is empty if one of the bodies is not a JSON object."""
-    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), _MOST_DIFFERENCES) if path)
+def differences(one: Any, other: Any, *, most: int = _MOST_DIFFERENCES) -> tuple[str, ...]:
+    """Returns the first `most` paths at which two bodies differ, such as `data.status`. A list is compared as one
+    value. The result is empty if one of the bodies is not a JSON object."""
+    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), most) if path)
 
 
 def _shortened(path: str) -> str:
