@@ -282,6 +282,18 @@ class TestUnavailable:
         assert (statuses(outcomes), effects.of) == (["failed", "unguarded"], ["evt-2"])
 
 
+def test_the_settings(oncegate: Run, tmp_path: Path) -> None:
+    """`config show` shows the URL without its password, and `config check` finds an invalid URL."""
+    (tmp_path / "oncegate.toml").write_text('previous = "redis://u:hunter2@h/0?key=event:dedup:{id}&token=x"\n')
+    shown = json.loads(oncegate("config", "show", "--output", "json")[1])["previous"]["value"]
+    assert shown == "redis://u:***@h/0?token=***&key=event:dedup:{id}"
+    (tmp_path / "oncegate.toml").write_text('previous = "redis://h/0?key=event:dedup"\n')
+    code, _, err = oncegate("config", "check")
+    assert (code, err.startswith("Error: oncegate.toml, previous: 'event:dedup' has no field in braces")) == (2, True)
+    (tmp_path / "oncegate.toml").write_text('previous = "memory://"\n')
+    assert "oncegate.toml: previous='memory://' must be a URL that starts with dynamodb" in oncegate("config", "check")[2]
+
+
 def test_explain(sqlite: OldSqlite, oncegate: Run, tmp_path: Path) -> None:
     """`explain` says that an event which the store does not know may be marked in the old place."""
     (tmp_path / "oncegate.toml").write_text(f'previous = "{sqlite.previous}"\n')

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.gate.claimer import Claimer, guarded
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters
@@ -199,7 +199,10 @@ class Engine:
         from oncegate.previous.lookup import open_previous
 
         breaker = None if config.breaker is None else CircuitBreaker(config.breaker, self.boot, self._notify_breaker)
-        return open_previous(config.previous, self._observers.wall, breaker)
+        try:
+            return open_previous(config.previous, self._observers.wall, breaker)
+        except SettingError as error:
+            raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
 
     def _notify_breaker(self, name: str, why: str) -> None:
         self._observers.notify(name, detail=why)

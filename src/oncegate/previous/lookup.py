@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from oncegate import keys
 from oncegate.clocks import Clock
-from oncegate.errors import MissingKey, PreviousUnavailable, SettingError, StoreError, StoreRefused
+from oncegate.errors import MissingKey, PreviousUnavailable, StoreError, StoreRefused
 from oncegate.events import Event
 from oncegate.previous import open_place
 from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
@@ -66,13 +66,10 @@ class PreviousPlace:
 def open_previous(url: str, wall: Clock, breaker: CircuitBreaker | None = None) -> PreviousPlace:
     """Open the old place of a URL. Connections are opened when they are first needed. Raises SettingError if the URL is
     invalid."""
-    try:
-        parsed = read_place_url(url)
-        place = open_place(parsed)
-        if parsed.scheme != "dynamodb":  # to know the key of a DynamoDB table, the table must be read
-            _OldKeys(place.parts())
-    except SettingError as error:
-        raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
+    parsed = read_place_url(url)
+    place = open_place(parsed)
+    if parsed.scheme != "dynamodb":  # to know the key of a DynamoDB table, the table must be read
+        _OldKeys(place.parts())
     return PreviousPlace(place, wall, until=parsed.until, breaker=breaker)
 
 
