@@ -26,6 +26,7 @@ from tests.previous.old_places import (
     OldSqlite,
     payload,
 )
+from tests.stores.redis_server import RedisServer
 
 OLD = range(100)
 ALL = range(200)
@@ -128,6 +129,54 @@ class TestSeed:
         with closing(Gate("memory://", previous=json.loads(line.removeprefix("previous = ")))) as gate:
             outcomes = gate.run_batch(map(payload, range(5)), Effects())
         assert statuses(outcomes) == ["duplicate"] * 3 + ["processed"] * 2
+
+
+class TestRedisPatterns:
+    """The keys of Redis, and the template that reads them."""
+
+    COMMAND = ("--key", "event_id", "--source", "genesys", "--dry-run")
+
+    def test_a_template_alone(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """A template without a pattern reads the keys of its form."""
+        old = OldRedis(redis_server)
+        old.mark([1, 2])
+        old.client.set("event:other", "1")
+        for arguments in (
+            (old.previous,),
+            (redis_server.url, "--template", "event:dedup:{id}"),
+            (redis_server.url, "--match", "event:*:*", "--template", "event:dedup:{id}"),
+        ):
+            code, out, err = oncegate("seed", *arguments, *self.COMMAND)
+            assert (code, out) == (
+                0,
+                "Read 2 rows: 2 would be seeded, 0 expired, 0 unreadable. Nothing was written.\n",
+            ), err
+
+    def test_the_default_template(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """One * is the only part of the key. The command says so."""
+        OldRedis(redis_server).client.set("{tag}:evt-1", "1")
+        code, out, err = oncegate("seed", redis_server.url, "--match", "{tag}:*", *self.COMMAND)
+        assert (code, out.startswith("Read 1 row: 1 would be seeded")) == (0, True)
+        assert err == "The * of --match is read as id: --template '{{tag}}:{id}'\n"
+
+    @pytest.mark.parametrize("match", ["*:*", "event:?*", "event:[ab]*", "event"])
+    def test_no_default_template(self, match: str, redis_server: RedisServer, oncegate: Run) -> None:
+        """With other patterns, the template must be named."""
+        OldRedis(redis_server)
+        code, _, err = oncegate("seed", redis_server.url, "--match", match, *self.COMMAND)
+        assert (code, "such as --template 'event:{id}'" in err) == (2, True)
+
+    def test_bad_keys(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """Binary keys and keys of another form are unreadable rows, and no keys at all get a note."""
+        old = OldRedis(redis_server)
+        command = ("seed", redis_server.url, "--match", "event:*", "--template", "event:dedup:{id}", *self.COMMAND)
+        assert oncegate(*command)[2].startswith("There are no rows in Redis at 127.0.0.1:")
+        old.mark([1])
+        old.client.set(b"event:dedup:\xff", "1")
+        old.client.set("event:x", "1")
+        out = oncegate(*command)[1]
+        assert out.startswith("Read 3 rows: 1 would be seeded, 0 expired, 2 unreadable. Nothing was written.\n")
+        assert "  key 'event:x': its key does not have the form event:dedup:{id}\n" in out
 
 
 class TestPrevious:
@@ -291,7 +340,7 @@ def test_the_settings(oncegate: Run, tmp_path: Path) -> None:
     code, _, err = oncegate("config", "check")
     assert (code, err.startswith("Error: oncegate.toml, previous: 'event:dedup' has no field in braces")) == (2, True)
     (tmp_path / "oncegate.toml").write_text('previous = "memory://"\n')
-    assert "oncegate.toml: previous='memory://' must be a URL that starts with dynamodb" in oncegate("config", "check")[2]
+    assert "previous='memory://' must be a URL that starts with dynamodb" in oncegate("config", "check")[2]
 
 
 def test_explain(sqlite: OldSqlite, oncegate: Run, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`oncegate seed`: record the events of an earlier deduplication table as completed."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
@@ -59,6 +60,7 @@ _EXAMPLES: Final = 3
 _TYPES: Final = ("int", "text")
 _FILE: Final = "file://"
 _PAGE: Final = 100
+_OTHER_WILDCARDS: Final = re.compile(r"[?\[\\]")  # of a pattern of Redis
 
 
 @click.command(short_help="Record events of an earlier deduplication table.")
@@ -131,6 +133,8 @@ def seed(
             return refusal.show(old, items, recent, output)
         sink = _sink(settings, recent, dry_run, stack)
         counts = _run(row_keys, strategy, sink, items)
+    if not counts.read:
+        print_note(f"There are no rows in {old.name}. Check the name, and --match if it is Redis.")
     return _show(counts, sink, output)
 
 
@@ -205,11 +209,11 @@ def _with_default_template(old: _OldEvents, paths: Sequence[str]) -> _OldEvents:
     the key has no paths, the * is the id."""
     if old.url is None or old.url.match is None or old.templates:
         return old
-    names = paths or ("id",)
-    if old.url.match.count("*") != 1 or len(names) > 1:
+    names, match = paths or ("id",), old.url.match
+    if match.count("*") != 1 or _OTHER_WILDCARDS.search(match) or len(names) > 1:
         example = ":".join(f"{{{name}}}" for name in names)
         raise click.UsageError(f"say how the Redis keys are made, such as --template 'event:{example}'")
-    template = old.url.match.replace("*", f"{{{names[0]}}}")
+    template = match.replace("{", "{{").replace("}", "}}").replace("*", f"{{{names[0]}}}")
     print_note(f"The * of --match is read as {names[0]}: --template '{template}'")
     parts = (KeyPart(KEY_TEXT, Template(template)),)
     return replace(old, templates=parts, url=replace(old.url, key=(template,)))
@@ -280,7 +284,8 @@ def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator
             return seeding.run(items)
         except StoreError:
             counts = seeding.counts
-            print_note(f"Stopped after {times(counts.read, 'row')}; {counts.seeded:,} were seeded. Repeat the command.")
+            if isinstance(sink, StoreSink):
+                print_note(f"Stopped after {times(counts.read, 'row')}; {counts.seeded:,} seeded. Repeat the command.")
             raise
 
 
