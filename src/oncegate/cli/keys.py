@@ -1,21 +1,85 @@
-"""`oncegate keys`: show or delete the record of a key."""
+"""`oncegate keys`: list records, and show or delete the record of a key."""
 
 from contextlib import closing
+from typing import Any
 
 import click
 import msgspec
 
 from oncegate.claims import Reset
 from oncegate.cli import exit_codes, options
-from oncegate.cli.options import confirm, existing_store, find_record, read_only_store, record_options, store_options
-from oncegate.cli.output import print_error, print_text, readable_time, show_facts, show_json
+from oncegate.cli.options import (
+    confirm,
+    existing_store,
+    find_record,
+    namespace_of,
+    output_option,
+    read_only_store,
+    record_options,
+    store_options,
+)
+from oncegate.cli.output import (
+    print_error,
+    print_note,
+    print_text,
+    readable_time,
+    show_facts,
+    show_json,
+    show_table,
+    state_name,
+)
+from oncegate.cli.record_filter import STATES, RecordFilter, limit_option, list_newest, scan_option, type_option
 from oncegate.cli.records import NOT_CONSUMED, fields, sentence, stage_records
 from oncegate.settings import Settings
+from oncegate.stores.base import Entry
+from oncegate.stores.base import scan as all_records
 
 
 @click.group()
 def keys() -> None:
-    """Show or reset the record of a key."""
+    """List records, or show or reset the record of a key."""
+
+
+@keys.command(name="list", short_help="List records.")
+@store_options
+@click.option("--state", type=click.Choice(list(STATES)), help="Only records in this state.")
+@type_option
+@click.option("--entity", metavar="ENTITY", help="Only events of this entity, such as a conversation.")
+@limit_option
+@scan_option
+@output_option
+def list_(
+    settings: Settings, state: str | None, type_: str | None, entity: str | None, limit: int, scan: int, output: str
+) -> None:
+    """List records without their payloads, the newest first. Nothing is changed.
+
+    The order is that of the time at which an event was first seen. If several filters are given, a record must match
+    all of them. No store has an index by type, entity or time, so the command scans all records.
+    """
+    chosen = RecordFilter(state=None if state is None else STATES[state], type=type_, entity=entity)
+    with closing(read_only_store(settings)) as store:
+        found = list_newest(all_records(store, namespace_of(settings)), chosen, limit, scan, "records")
+    notes = []
+    if found.is_cut:
+        notes.append(f"Showing the newest {limit}; use --limit to see more.")
+    if found.stopped:
+        notes.append(f"Only {found.scanned:,} records were scanned; use --scan to scan more.")
+    if output == "json":
+        show_json([fields(entry) for entry in found.entries])
+    elif found.entries:
+        headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
+        show_table(headers, [_row(entry) for entry in found.entries], essential=("key", "state", "event id", "type"))
+    else:
+        print_text("There are no records." if chosen.is_empty else "No record matches.")
+    for note in notes:
+        print_note(note) if output == "json" else print_text(note)
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    record, about = entry.record, entry.record.about
+    what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
+    error = (record.error or "").split("\n")[0]
+    return entry.key.hex(), entry.namespace, *what, readable_time(record.first_seen), error
 
 
 @keys.command(short_help="Show the record of a key.")

@@ -129,8 +129,8 @@ def confirm(question: str) -> None:
 
     The text that the question is about goes to stdout. stdout is flushed first, so that this text appears before the
     question if stdout is a pipe to the same terminal. The question goes to stderr. If only stdout is a terminal, the
-    question goes to stdout, because nobody would see it in the file or pipe of stderr. click.confirm is not used: Python
-    writes its question to stderr in every case."""
+    question goes to stdout, because nobody would see it in the file or pipe of stderr. click.confirm is not used: on a
+    terminal, Python writes its question to stderr in every case."""
     sys.stdout.flush()
     asks = sys.stdin.isatty()
     if asks:

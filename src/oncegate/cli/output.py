@@ -89,12 +89,12 @@ def _json(value: Any) -> str:
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Sequence[str]) -> None:
     """Print a table. Long cells are folded, never cut.
 
     If the terminal is too narrow for all columns, only the essential columns are shown. If the terminal is too narrow
-    for the essential columns, the last of them are left out. A line below the table names the missing columns. In a
-    pipe, all columns are printed.
+    for the essential columns, the last names in `essential` are left out first. A line below the table names the
+    missing columns. In a pipe, all columns are printed.
     """
     texts = _texts(rows)
     if not sys.stdout.isatty():
@@ -106,7 +106,10 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
     unfolded = {index for index in used if headers[index] == _KEY or (index == 0 and widths[index] <= _LONGEST_LABEL)}
     shown = used
     if console.width < _WIDE and sum(widths.values()) + _GAP * (len(widths) - 1) > console.width:
-        shown = _fitting([index for index in used if headers[index] in essential], widths, unfolded, console.width)
+        by_importance = sorted(
+            (index for index in used if headers[index] in essential), key=lambda index: essential.index(headers[index])
+        )
+        shown = sorted(_fitting(by_importance, widths, unfolded, console.width))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for index in shown:
         least = None if index in unfolded else min(widths[index], _NARROWEST)
@@ -121,12 +124,15 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential:
 
 
 def _fitting(columns: list[int], widths: dict[int, int], unfolded: Collection[int], room: int) -> list[int]:
-    """Remove foldable columns, the last column first, until no column has to be narrower than `_NARROWEST`. Returns the
-    remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
+    """Remove foldable columns, the last of `columns` first, until no column has to be narrower than `_NARROWEST`.
+    Returns the remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
     shown = list(columns)
     least = {index: widths[index] if index in unfolded else min(widths[index], _NARROWEST) for index in columns}
-    while sum(least[index] + _GAP for index in shown) - _GAP > room and (foldable := [*set(shown) - set(unfolded)]):
-        shown.remove(max(foldable))
+    while sum(least[index] + _GAP for index in shown) - _GAP > room:
+        foldable = [index for index in shown if index not in unfolded]
+        if not foldable:
+            break
+        shown.remove(foldable[-1])
     return shown
 
 
