@@ -135,10 +135,14 @@ def error_text(error: BaseException) -> str:
 
 def loggable_error(error: BaseException) -> str:
     """Returns the part of an exception that a log may contain. This is only the name of its class, because its text may
-    quote the payload. If the text is public, it is included."""
+    quote the payload. If the text is public, it is included. If a part of the text is public, only that part is
+    included."""
     if isinstance(error, HandlerTimeout):
         return error_text(error)
-    return error_text(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
+    public = error.public if isinstance(error, RetryLater | Bury) else False
+    if isinstance(public, str):
+        return public
+    return error_text(error) if public else type(error).__name__
 
 
 def retry_delay_of(error: BaseException) -> int | None:
