@@ -12,7 +12,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.observers import Observer
+from oncegate.gate.observers import Observer, log_outcomes
 from oncegate.service.admission import Admission, InboxAdmission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
 from oncegate.service.config import (
@@ -49,6 +49,7 @@ class Service:
         check_keys(settings)
         verifiers = {path: verifier_for(route) for path, route in self._route_settings.items()}
         proxies, token_verifier = proxies_of(settings), metrics_verifier(settings)
+        self._has_log = log_outcomes(observers)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._may_start_without_store = any(
@@ -95,7 +96,7 @@ class Service:
 
     def _admission(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Admission:
         if self._settings["serve.mode"] == "inline" and handler is not None:
-            return InlineAdmission(gate, handler, self._threads)
+            return InlineAdmission(gate, handler, self._threads, has_log=self._has_log)
         try:
             return InboxAdmission(
                 gate, handler, self._threads, max_running=_MAX_RUNNING, drain=self._settings["serve.drain_within"]

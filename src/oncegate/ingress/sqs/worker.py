@@ -114,7 +114,7 @@ class SqsSession:
     ) -> None:
         self._fifo = address.fifo
         self._is_plain = not is_async(handler)
-        self._handler = logged(handler)
+        self._handler = logged(handler, has_log=context.observers.have_log)
         self._publish_target = publish_target_of(handler)
         self._options = options
         self._context = context
