@@ -27,6 +27,7 @@ from oncegate.stores.base import Entry, TakeRequest
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.gate.conftest import Stumbling, until
+from tests.stores import postgres_server
 
 Handler = Callable[[Event], Any]
 
@@ -663,6 +664,25 @@ def test_an_outage_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     begun, ended = (record.getMessage() for record in caplog.records)
     assert begun.startswith("waiting events cannot be taken from the store (")
     assert ended.startswith("waiting events can be taken from the store again, after")
+
+
+def test_the_end_of_an_outage_of_postgres(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of the outage is logged after the server runs again and has answered, not before."""
+    with postgres_server.running() as server, closing(Gate(server.url())) as gate:
+        worker = gate.inbox(lambda event: None, look="50ms")
+        thread = threading.Thread(target=worker.run)
+        gate.admit([call(1)])
+        thread.start()
+        try:
+            wait_until(lambda: worker.figures.processed == 1)
+            server.stop()
+            wait_until(lambda: gate.counts.get("inbox.failed", 0) > 3)
+            assert "can be taken from the store again" not in caplog.text
+            server.start()
+            wait_until(lambda: "waiting events can be taken from the store again, after" in caplog.text)
+        finally:
+            worker.stop()
+            thread.join()
 
 
 def test_an_unexpected_error_of_a_poll() -> None:
