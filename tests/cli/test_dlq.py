@@ -91,7 +91,24 @@ class TestFilters:
     def test_part_of_the_dead_letters(self, oncegate: Run, gate: Gate, dead: dict[str, str]) -> None:
         """A list that stopped before the last dead letter says so."""
         _, out, _ = oncegate("dlq", "list", "--scan", "3")
-        assert out.endswith("Only 3 dead letters were read; use --scan to read more.\n")
+        assert out.endswith("Only 3 records were scanned; use --scan to scan more.\n")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("command", "done"), [("redrive", "redriven"), ("drop", "dropped")])
+def test_progress(oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch, command: str, done: str) -> None:
+    """On a terminal, a long selection and a long change show their progress on stderr."""
+    gate.run_batch([{"id": number} for number in range(250)], fail)
+    monkeypatch.setattr("oncegate.cli.output._PROGRESS_AFTER", 0)
+    monkeypatch.setattr("oncegate.cli.output._PROGRESS_EVERY", 0)
+    monkeypatch.setattr("sys.stderr", stderr := _Terminal())
+    assert oncegate("dlq", command, "--all", "--yes")[1] == f"250 dead letters match.\n250 {done}.\n"
+    for shown in ("250 dead letters read", f"100 of 250 {done}", f"250 of 250 {done}"):
+        assert f"\r\x1b[K{shown}" in stderr.getvalue()
 
 
 class TestQuestions:
@@ -114,9 +131,7 @@ class TestQuestions:
         asks: bool,
     ) -> None:
         """On a terminal, `redrive` asks if a filter or --all selects several dead letters."""
-        stdin = io.StringIO("n\n")
-        stdin.isatty = lambda: True  # type: ignore[method-assign]
-        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stdin", _Terminal("n\n"))
         code, out, err = oncegate("dlq", "redrive", *arguments)
         assert ("Redrive " in err, code) == (asks, exit_codes.FAILED if asks else exit_codes.OK)
         assert (len(gate.store.dead_letters()) == 4) is asks

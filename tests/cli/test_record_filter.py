@@ -71,7 +71,7 @@ def test_the_memory_store_lists_the_newest_first() -> None:
     chosen = RecordFilter(lambda entry: dead_since(entry, {None: 30 * DAY}))
     found = list_newest(store.dead_letters(), chosen, 5, 100, "dead letters")
     assert [entry.record.about.delivery_id for entry in found.entries] == expected[:5]
-    assert (found.count, found.is_cut, found.stopped) == (13, True, False)
+    assert (found.count, found.is_cut, found.scanned) == (13, True, None)
     assert all(entry.record.payload is None for entry in found.entries)
 
 

@@ -27,7 +27,6 @@ from oncegate.cli.options import (
 from oncegate.cli.output import (
     Progress,
     print_error,
-    print_note,
     print_text,
     readable_time,
     rfc3339,
@@ -41,6 +40,7 @@ from oncegate.cli.record_filter import (
     dead_letter_filter,
     limit_option,
     list_newest,
+    print_listing,
     scan_option,
     time_of_dead_letters,
 )
@@ -81,19 +81,14 @@ def list_(settings: Settings, chosen: RecordFilter, limit: int, scan: int, outpu
     """
     with closing(read_only_store(settings)) as store:
         found = list_newest(_all_dead(store, settings), chosen, limit, scan, "dead letters")
-    notes = []
-    if found.is_cut:
-        notes.append(f"Showing the newest {limit} of {found.count:,}; use --limit to see more.")
-    if found.stopped:
-        notes.append(f"Only {found.scanned:,} dead letters were read; use --scan to read more.")
-    if output == "json":
-        show_json([_fields(entry, chosen.time_of, rfc3339) for entry in found.entries])
-    elif found.entries:
-        _show_rows(found.entries, chosen.time_of)
-    else:
-        print_text("There are no dead letters." if chosen.is_empty else "No dead letter matches.")
-    for note in notes:
-        print_note(note) if output == "json" else print_text(note)
+    print_listing(
+        found,
+        output,
+        lambda entry: _fields(entry, chosen.time_of, rfc3339),
+        lambda entries: _show_rows(entries, chosen.time_of),
+        "There are no dead letters." if chosen.is_empty else "No dead letter matches.",
+        f" of {found.count:,}",
+    )
 
 
 def _fields(entry: Entry, time_of: Callable[[Entry], int], spell: Callable[[int | None], str | None]) -> dict[str, Any]:
@@ -400,7 +395,7 @@ def drop(
             selection.show_dry_run()
             return
         if selection.addresses and not yes:
-            confirm(f"Delete {times(len(selection.addresses), 'dead letter')} and the payload?")
+            confirm(f"Delete {times(len(selection.addresses), 'dead letter')} with the payload?")
         dropped = _change(
             selection.addresses, lambda at: Reset(at.namespace, at.key, only_dead=True), store.reset, "dropped"
         )

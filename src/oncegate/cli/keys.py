@@ -1,5 +1,6 @@
 """`oncegate keys`: list records, and show or delete the record of a key."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +21,6 @@ from oncegate.cli.options import (
 )
 from oncegate.cli.output import (
     print_error,
-    print_note,
     print_text,
     readable_time,
     show_facts,
@@ -28,7 +28,15 @@ from oncegate.cli.output import (
     show_table,
     state_name,
 )
-from oncegate.cli.record_filter import STATES, RecordFilter, limit_option, list_newest, scan_option, type_option
+from oncegate.cli.record_filter import (
+    STATES,
+    RecordFilter,
+    limit_option,
+    list_newest,
+    print_listing,
+    scan_option,
+    type_option,
+)
 from oncegate.cli.records import NOT_CONSUMED, fields, sentence, stage_records
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry
@@ -59,20 +67,15 @@ def list_(
     chosen = RecordFilter(state=None if state is None else STATES[state], type=type_, entity=entity)
     with closing(read_only_store(settings)) as store:
         found = list_newest(all_records(store, namespace_of(settings)), chosen, limit, scan, "records")
-    notes = []
-    if found.is_cut:
-        notes.append(f"Showing the newest {limit}; use --limit to see more.")
-    if found.stopped:
-        notes.append(f"Only {found.scanned:,} records were scanned; use --scan to scan more.")
-    if output == "json":
-        show_json([fields(entry) for entry in found.entries])
-    elif found.entries:
-        headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
-        show_table(headers, [_row(entry) for entry in found.entries], essential=("key", "state", "event id", "type"))
-    else:
-        print_text("There are no records." if chosen.is_empty else "No record matches.")
-    for note in notes:
-        print_note(note) if output == "json" else print_text(note)
+    # The note has no total: the scan of some stores may yield a record twice.
+    print_listing(
+        found, output, fields, _show_rows, "There are no records." if chosen.is_empty else "No record matches."
+    )
+
+
+def _show_rows(entries: Sequence[Entry]) -> None:
+    headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
+    show_table(headers, [_row(entry) for entry in entries], essential=("key", "state", "event id", "type"))
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:

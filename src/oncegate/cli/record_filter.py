@@ -1,6 +1,6 @@
 """Select records by options of the command line, and keep the newest of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from heapq import heappop, heappush
 from itertools import islice
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, State
 from oncegate.cli.options import number
-from oncegate.cli.output import Progress
+from oncegate.cli.output import Progress, print_note, print_text, show_json
 from oncegate.clocks import wall
 from oncegate.durations import microseconds
 from oncegate.gate.job import shortened
@@ -170,20 +170,19 @@ class Newest:
 
 
 class Listing(Struct, frozen=True):
-    """The newest records that match a filter. `count` is the number of matches. `scanned` is the number of records that
-    were read. `is_cut`: there are more matches than `entries`. `stopped`: there are more records than were read."""
+    """The newest records that match a filter. `count` is the number of matches. `is_cut`: there are more matches than
+    `entries`. `scanned` is the number of records that were read, if there are more records than were read."""
 
     entries: list[Entry]
     count: int
-    scanned: int
     is_cut: bool
-    stopped: bool
+    scanned: int | None
 
 
 def list_newest(records: Iterable[Entry], chosen: RecordFilter, limit: int, scan: int, what: str) -> Listing:
     """Read up to `scan` records, and return the newest `limit` records that match. `what` names the records in the
     progress line. No store keeps an index by time, because an index would add a write to every claim."""
-    source: Iterator[Entry] = iter(records)
+    source = iter(records)
     newest, count, scanned = Newest(limit, chosen.time_of), 0, 0
     with Progress(what) as progress:
         for scanned, entry in enumerate(islice(source, scan), 1):
@@ -192,4 +191,27 @@ def list_newest(records: Iterable[Entry], chosen: RecordFilter, limit: int, scan
                 count += 1
                 newest.add(entry)
         stopped = next(source, None) is not None
-    return Listing(newest.entries, count, scanned, newest.is_cut, stopped)
+    return Listing(newest.entries, count, newest.is_cut, scanned if stopped else None)
+
+
+def print_listing(
+    found: Listing,
+    output: str,
+    fields_of: Callable[[Entry], dict[str, Any]],
+    show_rows: Callable[[Sequence[Entry]], None],
+    empty: str,
+    total: str = "",
+) -> None:
+    """Print the records as JSON or as a table, then notes about records that are not shown. With JSON, the notes go to
+    stderr. `empty` is the text for a table without rows. `total` follows the number of rows in a note."""
+    if output == "json":
+        show_json([fields_of(entry) for entry in found.entries])
+    elif found.entries:
+        show_rows(found.entries)
+    else:
+        print_text(empty)
+    print_line = print_note if output == "json" else print_text
+    if found.is_cut:
+        print_line(f"Showing the newest {len(found.entries)}{total}; use --limit to see more.")
+    if found.scanned is not None:
+        print_line(f"Only {found.scanned:,} records were scanned; use --scan to scan more.")
