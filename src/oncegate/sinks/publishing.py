@@ -135,7 +135,7 @@ def publisher(url: str) -> "Publisher":
     try:
         created.open()
     except BotoCoreError as error:
-        raise SettingError(str(failure(error, place))) from error
+        raise SettingError(failures.classify(error, place.spoken, "", _HINTS).message) from error
     return created
 
 
@@ -145,13 +145,15 @@ def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     if isinstance(error, ClientError):
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
-            return Bury(f"{place.spoken} rejects this event ({code}: {message})")
+            return Bury(f"publish failed: {place.spoken} rejects this event ({code}: {message})")
     action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
-    return RetryLater(failures.classify(error, place.spoken, action, _HINTS).message, public=True)
+    return RetryLater(f"publish failed: {failures.classify(error, place.spoken, action, _HINTS).message}", public=True)
 
 
 class Publisher(ABC):
     """A handler that sends each event to one destination with one request. Thread-safe."""
+
+    kind = "publish"
 
     def __init__(self, place: Destination) -> None:
         self.place = place
