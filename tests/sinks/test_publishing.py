@@ -10,6 +10,7 @@ from botocore.awsrequest import AWSResponse
 
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.infra.rights import PUBLISH_ACTIONS
 from oncegate.sinks import publish
 from oncegate.sinks.publishing import Publisher, publisher, read_destination
 from tests.sinks.conftest import Client
@@ -148,6 +149,18 @@ class TestBus:
         (message,) = received(client, "others")
         put = json.loads(message["Body"])
         assert (put["detail"], put["detail-type"], put["resources"]) == ({"event": "text"}, "event", [])
+
+
+@pytest.mark.parametrize(("place", "service"), [("sqs://allowed.fifo", "sqs"), ("eventbridge://default", "events")])
+def test_the_policy_allows_each_request(client: Client, to: Callable[..., Publisher], place: str, service: str) -> None:
+    """The policy of a publisher has exactly the actions that a publication uses."""
+    client("sqs").create_queue(QueueName="allowed.fifo", Attributes={"FifoQueue": "true"})
+    handler, used = to(place), list[str]()
+    handler.open().meta.events.register(
+        "before-call", lambda model, **_: used.append(f"{service}:{model.name}"), unique_id="recorder"
+    )
+    handler(EVENT)
+    assert used == list(PUBLISH_ACTIONS[service])
 
 
 def _watch(client: Client, bus: str, queue: str, pattern: dict[str, Any]) -> None:
