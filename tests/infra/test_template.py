@@ -97,8 +97,8 @@ def test_the_policy_of_a_consumer(oncegate: Run) -> None:
 def test_the_policy_of_a_publisher(oncegate: Run) -> None:
     """The policy allows the publication to the named queues and buses only. The region and the account are those of the
     URL, if the URL names them."""
-    places = ("sqs://cases?region=eu-central-1", "sqs://calls.fifo?account=123456789012", "eventbridge://default")
-    places += ("eventbridge://aws.partner/example.com/a?region=eu-west-1&source=x", "sqs://cases?region=eu-central-1")
+    places: tuple[str, ...] = ("sqs://cases?region=eu-central-1", "sqs://calls.fifo?account=123456789012")
+    places += ("eventbridge://default", "eventbridge://aws.partner/example.com/a?region=eu-west-1&source=x", places[0])
     options = [f"--publish={place}" for place in places]
     body = printed(oncegate, "--policy", "--no-table", "--no-queue", "--no-rule", *options)
     statements = {one["Sid"]: (one["Effect"], one["Action"], one["Resource"]) for one in body["Statement"]}
