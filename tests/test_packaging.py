@@ -44,7 +44,7 @@ class Built(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build the sdist, and the wheel from the sdist, with the build backend that is installed here."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return Built(folder / f"oncegate-{__version__}-py3-none-any.whl", folder / f"oncegate-{__version__}.tar.gz")
@@ -63,14 +63,14 @@ class Installed:
         for name in needed(built.metadata().requires_dist or [], {"", *extras}):
             copy(name, packages)
         wheel = f"{built.wheel}[{','.join(extras)}]" if extras else str(built.wheel)
-        pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "install", "--no-index", "--no-compile"]
+        pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--no-index"]
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
         self.env = {**env, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         done = subprocess.run([*pip, wheel], cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [self.bin / program, *arguments]
+        command = [str(self.bin / program), *arguments]
         return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=60)
 
     def done(self, program: str, *arguments: str) -> str:
