@@ -5,9 +5,13 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
+_PATIENCE = 45  # seconds for each request; both must end before the timeout of a test
 
+
+@cache
 def packaged(package: str, pattern: str) -> Path | None:
     """Return the file of a package that matches the pattern. None if the package cannot be downloaded. A home that is
     not writable has no cache: then the file is in a folder that the system removes."""
@@ -39,7 +43,9 @@ def _download(package: str, folder: Path) -> bool:
     places = [f"Dir::State={folder}/state", "Dir::State::status=/var/lib/dpkg/status", f"Dir::Cache={folder}/cache"]
     options = [part for place in (*places, "APT::Sandbox::User=") for part in ("-o", place)]
     for command in ([apt, *options, "update"], [apt, *options, "download", package]):
-        if subprocess.run(command, cwd=folder, capture_output=True, timeout=60).returncode:
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=_PATIENCE)
+        except subprocess.SubprocessError:
             return False
     for archive in folder.glob("*.deb"):
         subprocess.run([unpack, "-x", archive, folder], check=True, capture_output=True)

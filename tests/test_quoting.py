@@ -79,6 +79,13 @@ def test_help_texts(path: Path) -> None:
         assert not re.search(r"\w://\S*\?", re.sub(r"'[^'\s]+'", "", text)), text
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_hints(path: Path) -> None:
+    """A message that tells the reader to write a URL with options shows the URL in quotes."""
+    for text in strings(path.read_text()):
+        assert not re.search(r"\b(?:write|use|as in|or) [a-z+]+://\S*\?", text), text
+
+
 def test_a_printed_file_name(tmp_path: Path, oncegate: Run) -> None:
     """The command that `oncegate simulate` prints has the file name in quotes, if the shell needs them."""
     _, out, _ = oncegate("simulate", "--to", f"file://{tmp_path}/sent", "--events", "1", "--truth", "what? all")

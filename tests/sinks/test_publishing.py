@@ -254,9 +254,9 @@ class TestDestinations:
     @pytest.mark.parametrize(
         ("url", "problem"),
         [
-            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in sqs://QUEUE"),
+            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in 'sqs://QUEUE"),
             ("queue", "'queue' is not a URL; use sqs or eventbridge"),
-            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://", "has no valid queue name; write 'sqs://QUEUE"),
             ("sqs://a/b", "has no valid queue name"),
             ("sqs://key:secret@q", "has no valid queue name"),
             ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),
