@@ -23,9 +23,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from oncegate import Gate
-from oncegate.cli import exit_codes
+from oncegate.cli import exit_codes, handlers
 from oncegate.durations import microseconds
-from oncegate.service import server
+from oncegate.service import server, service
 from oncegate.settings.schema import SETTINGS
 from tests.debian import packaged
 from tests.doctor import commands
@@ -46,6 +46,7 @@ SECRET = "a-long-random-secret-0123"  # noqa: S105
 DRAIN = microseconds(SETTINGS["serve.drain_within"].default) / 1e6
 CLOSE = 4.0  # seconds from the end of the drain time to the exit
 SENDER_TIMEOUT = 10.0  # of Genesys Open Messaging
+BUSY = 5.0  # what a busy machine may add
 
 
 def message(number: int, text: str = "hello") -> bytes:
@@ -174,6 +175,7 @@ def test_an_invalid_setting(tmp_path: Path) -> None:
 
 def test_the_time_to_stop(tmp_path: Path) -> None:
     """With a handler that does not return, the service ends CLOSE after its drain time at the latest."""
+    assert service._CLOSE_TIMEOUT + handlers._PRINT_WITHIN <= CLOSE
     settings = (
         (FOLDER / "oncegate.toml").read_text().replace("[serve]", '[serve]\nmode = "inline"\ndrain_within = "1s"')
     )
@@ -187,19 +189,19 @@ def test_the_time_to_stop(tmp_path: Path) -> None:
         until((tmp_path / "started").exists, "the handler")
         start = time.monotonic()
         assert deployed.stop() == exit_codes.FAILED
-    assert time.monotonic() - start < 1 + CLOSE
+    assert time.monotonic() - start < 1 + CLOSE + BUSY
 
 
 # ── proxies ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def nginx(folder: Path, service: int, port: int) -> list[str]:
+def nginx(folder: Path, target: int, port: int) -> list[str]:
     """The command that starts nginx with the example. Only ports, certificates and the folder of its files differ."""
     program = shutil.which("nginx") or packaged("nginx", "usr/sbin/nginx")
     if program is None:
         pytest.skip("needs nginx: apt-get install nginx")
     text = (FOLDER / "nginx.conf").read_text()
-    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{service}").replace("listen 443", f"listen 127.0.0.1:{port}")
+    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{target}").replace("listen 443", f"listen 127.0.0.1:{port}")
     text = re.sub(r"(ssl_certificate) \S+;", rf"\1 {folder}/cert.pem;", text)
     text = re.sub(r"(ssl_certificate_key) \S+;", rf"\1 {folder}/key.pem;", text)
     names = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -214,12 +216,12 @@ def owner() -> str:
     return "user root;\n" if os.geteuid() == 0 else ""
 
 
-def caddy(folder: Path, service: int, port: int) -> list[str]:
+def caddy(folder: Path, target: int, port: int) -> list[str]:
     """The command that starts Caddy with the example. It uses the certificate of the test, not one from a CA."""
     program = shutil.which("caddy")
     if program is None:
         pytest.skip("needs caddy: apt-get install caddy")
-    text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{service}")
+    text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{target}")
     site = f"https://127.0.0.1:{port} {{\n\ttls {folder}/cert.pem {folder}/key.pem"
     text = text.replace("events.example.com {", site)
     (folder / "Caddyfile").write_text(f"{{\n\tadmin off\n\tauto_https disable_redirects\n}}\n{text}")
@@ -290,18 +292,22 @@ def test_the_service_is_away(deployed: Deployed, proxied: Callable[..., httpx.Cl
     start = time.monotonic()
     try:
         assert proxied().post("/events/genesys", content=body, headers=signed(body)).status_code == 504
-        assert time.monotonic() - start < SENDER_TIMEOUT
+        assert time.monotonic() - start < SENDER_TIMEOUT + BUSY
     finally:
         deployed.process.send_signal(signal.SIGCONT)
     deployed.stop()
     assert proxied().post("/events/genesys", content=body, headers=signed(body)).status_code == 502
 
 
-def test_idle_connections() -> None:
-    """A proxy closes an idle connection before the service does. Otherwise a request may be sent to a closed one."""
-    for name, pattern in (("nginx.conf", r"keepalive_timeout (\d+)s"), ("Caddyfile", r"keepalive (\d+)s")):
-        (seconds,) = re.findall(pattern, (FOLDER / name).read_text())
-        assert int(seconds) < server._KEEP_ALIVE
+def test_the_times_of_the_proxies() -> None:
+    """A proxy answers before the sender stops waiting, and closes an idle connection before the service does: otherwise
+    a request may be sent on a connection that the service closes."""
+    answers = {"nginx.conf": r"proxy_read_timeout (\d+)s", "Caddyfile": r"response_header_timeout (\d+)s"}
+    idle = {"nginx.conf": r"keepalive_timeout (\d+)s", "Caddyfile": r"keepalive (\d+)s"}
+    for name, pattern in answers.items():
+        text = (FOLDER / name).read_text()
+        assert [int(found) < SENDER_TIMEOUT for found in re.findall(pattern, text)] == [True]
+        assert [int(found) < server._KEEP_ALIVE for found in re.findall(idle[name], text)] == [True]
 
 
 def test_two_processes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
@@ -401,7 +407,7 @@ def test_the_probes_of_the_page() -> None:
 
 def test_the_pod(postgres: PostgresServer, tmp_path: Path) -> None:
     """The settings of the pods run on Postgres: two processes share the events, and the probes are answered there."""
-    settings, deployment, service = MANIFESTS
+    settings, deployment, balancer = MANIFESTS
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"] == [
         Path(word).name if "/bin/" in word else word for word in shlex.split(directive("ExecStart"))
@@ -422,6 +428,6 @@ def test_the_pod(postgres: PostgresServer, tmp_path: Path) -> None:
         for pod in pods:
             pod.stop()
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
+    assert balancer["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in deployment["spec"]["template"]["spec"]["volumes"]}
