@@ -140,11 +140,14 @@ def test_the_settings(deployed: Deployed) -> None:
 
 
 def test_the_unit_is_valid(tmp_path: Path) -> None:
-    """systemd accepts the unit without a warning, and reports a directive that does not exist."""
+    """systemd accepts the unit without a warning, also with the lines of the page for port 443. It reports a directive
+    that does not exist."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze: apt-get install systemd")
     unit = UNIT.replace("/opt/oncegate/venv/bin", str(BIN))
     assert verified(tmp_path / "oncegate.service", unit) == ""
+    (added,) = re.findall(r"```ini\n(.+?)```", PAGE, re.DOTALL)
+    assert verified(tmp_path / "direct.service", f"{unit}\n{added}") == ""
     assert "Restarts" in verified(tmp_path / "wrong.service", unit.replace("Restart=", "Restarts="))
 
 
