@@ -12,7 +12,7 @@ TESTERS := 3
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run quickstart test check build bench bench-scale prove lock clean
+.PHONY: help run quickstart test check build bench bench-scale prove reference lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench-scale: $(READY) ## the same with ten million keys (built once in .bench, a
 
 prove: $(READY) ## run the long proofs and write docs/proof.md
 	$(BIN)/python -m tests.proof
+
+reference: $(READY) ## update the generated tables in docs/reference and the README
+	$(BIN)/python -m tests.reference
 
 lock: ## update requirements.lock from pyproject.toml (needs uv)
 	uv export --quiet --no-header --no-emit-project --all-extras --all-groups --no-annotate -o requirements.lock

@@ -16,7 +16,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 SOURCES = sorted(path for folder in ("src", "examples") for path in (ROOT / folder).rglob("*.py"))
 _PROGRAM = r"(?:\.venv/bin/)?(?:oncegate|python|pip|make|curl|aws|sqlite3|psql|pg_dump|openssl|systemctl|nginx|caddy) "
 _TYPED = re.compile(rf"(?:[A-Z_]+=\S+ )*{_PROGRAM}.*")
-_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|\$\([^)]*\)|\$\{[^}]*\}")
+# In quotes, expanded by the shell on purpose, or a placeholder in a synopsis, such as [OPTIONS].
+_QUOTED = re.compile(r"\[[A-Z]+\](?:\.\.\.)?|'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|\$\([^)]*\)|\$\{[^}]*\}")
 # zsh expands ? * [ ] in file names; & starts a command in the background; an interactive zsh has no comments.
 _EXPANDED = re.compile(r"[?*\[\]]|&(?!&|$)(?<!&&)|(?<=\s)#")
 
@@ -102,6 +103,7 @@ def test_a_printed_file_name(tmp_path: Path, oncegate: Run) -> None:
         ("oncegate serve &", None),
         ("make lock && make test", None),
         ("pip install .[serve]", "["),
+        ("oncegate explain [OPTIONS] [ID]", None),
         ("make test     # all tests", "#"),
         ("oncegate read *.json", "*"),
     ],

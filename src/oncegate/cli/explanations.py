@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record, matches_content
 from oncegate.cli.options import namespace_of
 from oncegate.cli.output import readable_time
 from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, stage_records
@@ -374,7 +374,7 @@ class Explainer:
     def _explain_delivery(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
         """Explain what happens to a delivery of the event now."""
         record = entry.record
-        same = keys.content_hash(event) == record.payload_hash
+        same = matches_content(record, keys.content_hash(event))
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)

@@ -28,6 +28,7 @@ from oncegate.claims import (
     Renew,
     Settlement,
     Verdict,
+    matches_content,
     step,
 )
 from oncegate.clocks import Clock, wall
@@ -370,7 +371,7 @@ class Claimer:
     def _notify_unbound_conflict(self, job: Job, original: Record) -> None:
         """Notify if the job's content differs from the original and on_conflict="duplicate" treats the job as a
         copy."""
-        if job.content_unbound and original.payload_hash != job.payload_hash:
+        if job.content_unbound and not matches_content(original, job.payload_hash):
             self._observers.notify("policy.conflict", job.event, job.key, detail="duplicate")
 
     def _answer_conflicts(

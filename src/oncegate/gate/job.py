@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.canonical import digest, digest_of, is_lossless, written
-from oncegate.claims import EventSummary, Record
+from oncegate.claims import EventSummary, Record, matches_content
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
@@ -422,7 +422,7 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
     duplicate that arrives later comes from an archive, even if its data does not say so."""
     if at - original.first_seen > _RETRIED_FOR:
         return "replay"
-    same = job.payload_hash == original.payload_hash
+    same = matches_content(original, job.payload_hash)
     return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
 
 

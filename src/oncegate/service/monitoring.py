@@ -1,6 +1,6 @@
 """Readiness and metrics of the service.
 
-A probe answers within a second, even if the store hangs. docs/guide/webhooks.md describes each metric.
+A probe answers within a second, even if the store hangs. docs/reference/metrics.md describes each metric.
 """
 
 import asyncio
