@@ -128,14 +128,20 @@ def test_the_wheel_has_the_package_only(built: Built) -> None:
 
 
 def test_the_sdist_has_the_repository(built: Built) -> None:
-    """The sdist has every file of the repository except NOT_SHIPPED, so that it can be built and tested."""
+    """The sdist has every file of the repository except NOT_SHIPPED, so that it can be built and tested. It has no file
+    that git ignores."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is not a clone")
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)  # noqa: S607
-    files = {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
+    tracked, new = listed_by_git("--cached"), listed_by_git("--others", "--exclude-standard")
     with tarfile.open(built.sdist) as archive:
-        shipped = {name.partition("/")[2] for name in archive.getnames()}
-    assert shipped == (files - NOT_SHIPPED) | {"PKG-INFO"}
+        shipped = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}
+    assert tracked - NOT_SHIPPED - shipped == set()
+    assert shipped - tracked - new == set()
+
+
+def listed_by_git(*options: str) -> set[str]:
+    done = subprocess.run(["git", "ls-files", *options], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
+    return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
 
 
 def test_the_sdist_runs_its_tests(built: Built, tmp_path: Path) -> None:
