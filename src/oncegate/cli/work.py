@@ -106,8 +106,8 @@ class LiveFigures:
 def work(place: str, settings: Settings) -> None:
     """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
 
-    SOURCE is sqs://NAME?region=REGION, the URL of an SQS queue, or `inbox`. SQS counts the attempts of a message, so
-    max_attempts has no effect for a queue.
+    SOURCE is 'sqs://NAME?region=REGION' (with quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the
+    attempts of a message, so max_attempts has no effect for a queue.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects
