@@ -33,7 +33,7 @@ from tests.examples.readme import EXAMPLES
 from tests.service.running import certificate
 from tests.stores.conftest import postgres
 from tests.stores.postgres_server import PostgresServer
-from tests.stores.servers import ServerProcess, free_port, until
+from tests.stores.servers import ServerProcess, free_port, missing, until
 
 __all__ = ["postgres"]
 
@@ -143,7 +143,7 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
     """systemd accepts the unit without a warning, also with the lines of the page for port 443. It reports a directive
     that does not exist."""
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("needs systemd-analyze: apt-get install systemd")
+        missing("systemd-analyze", "apt-get install systemd")
     unit = UNIT.replace("/opt/oncegate/venv/bin", str(BIN))
     assert verified(tmp_path / "oncegate.service", unit) == ""
     (added,) = re.findall(r"```ini\n(.+?)```", PAGE, re.DOTALL)
@@ -202,7 +202,7 @@ def nginx(folder: Path, target: int, port: int) -> list[str]:
     """The command that starts nginx with the example. Only ports, certificates and the folder of its files differ."""
     program = shutil.which("nginx") or packaged("nginx", "usr/sbin/nginx")
     if program is None:
-        pytest.skip("needs nginx: apt-get install nginx")
+        missing("nginx", "apt-get install nginx")
     text = (FOLDER / "nginx.conf").read_text()
     text = text.replace("127.0.0.1:8080", f"127.0.0.1:{target}").replace("listen 443", f"listen 127.0.0.1:{port}")
     text = re.sub(r"(ssl_certificate) \S+;", rf"\1 {folder}/cert.pem;", text)
@@ -222,8 +222,7 @@ def owner() -> str:
 def caddy(folder: Path, target: int, port: int) -> list[str]:
     """The command that starts Caddy with the example. It uses the certificate of the test, not one from a CA."""
     program = shutil.which("caddy")
-    if program is None:
-        pytest.skip("needs caddy: apt-get install caddy")
+    assert program is not None
     text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{target}")
     site = f"https://127.0.0.1:{port} {{\n\ttls {folder}/cert.pem {folder}/key.pem"
     text = text.replace("events.example.com {", site)
@@ -231,7 +230,11 @@ def caddy(folder: Path, target: int, port: int) -> list[str]:
     return [program, "run", "--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
 
 
-@pytest.fixture(params=[nginx, caddy], ids=["nginx", "caddy"])
+# Caddy is not downloaded: nginx already shows what a proxy must do.
+PROXIES = [nginx, *([caddy] if shutil.which("caddy") else [])]
+
+
+@pytest.fixture(params=PROXIES, ids=[each.__name__ for each in PROXIES])
 def proxied(
     deployed: Deployed, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., httpx.Client]]:
@@ -375,7 +378,7 @@ def test_commands_of_an_operator(deployed: Deployed) -> None:
 def test_backup(deployed: Deployed) -> None:
     """The command on the page copies the store while the service runs."""
     if shutil.which("sqlite3") is None:
-        pytest.skip("needs sqlite3: apt-get install sqlite3")
+        missing("sqlite3", "apt-get install sqlite3")
     deployed.post(message(1))
     until(lambda: '"processed"' in deployed.log(), "the line of the event")
     (command,) = re.findall(r"sudo -u oncegate (sqlite3 .+)", PAGE)
