@@ -115,7 +115,8 @@ def test_the_dead_letter_of_the_tutorial(tmp_path: Path, oncegate: Run) -> None:
     statuses = [gate.run({"id": "call-8", "type": "call.ended"}, handler(broken)).status for _ in range(2)]
     assert statuses == ["failed", "buried"]
     assert f"    {oncegate('explain', 'call-8')[1].splitlines()[0]}\n" in TUTORIAL
-    assert f"prints `{oncegate('dlq', 'redrive', key)[1].strip()}`" in TUTORIAL
+    count, redriven = oncegate("dlq", "redrive", key)[1].splitlines()
+    assert f"prints `{count}` and `{redriven}`" in TUTORIAL
     assert [outcome.status for outcome in gate.run_waiting(handler(corrected))] == ["processed"]
     gate.close()
     assert f"    {oncegate('dlq', 'list')[1]}" in TUTORIAL

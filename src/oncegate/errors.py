@@ -141,10 +141,10 @@ class RetryLater(OncegateError):
 
     In the inbox, such attempts do not count for the duration `retry_for`. Elsewhere the attempt counts, and a failure
     at the last attempt makes a dead letter. Set `public` if the reason contains nothing from the payload. The reason
-    may then be logged.
+    may then be logged. If only a part of the reason may be logged, `public` is that part.
     """
 
-    def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, public: bool | str = False) -> None:
         if after is not None and not (isinstance(after, int | float) and 0 <= after <= _MAX_RETRY_AFTER):
             raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_MAX_RETRY_AFTER}")
         self.after = after
@@ -154,9 +154,9 @@ class RetryLater(OncegateError):
 
 class Bury(OncegateError):
     """A handler raises it when no retry can work. The event becomes a dead letter at once, even if attempts are left.
-    Set `public` if the reason contains nothing from the payload. The reason may then be logged."""
+    `public` has the same meaning as in `RetryLater`."""
 
-    def __init__(self, reason: str, *, public: bool = False) -> None:
+    def __init__(self, reason: str, *, public: bool | str = False) -> None:
         self.public = public
         super().__init__(reason)
 

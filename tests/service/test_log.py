@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from oncegate import Event, Gate
 from oncegate.cli import exit_codes
-from oncegate.service.log import RateLimitedWarning, handler_for
+from oncegate.service.log import RateLimitedWarning, handler_for, pretty_line
 from tests.service.protocols import in_a_loop
 from tests.service.running import Service, until
 from tests.signatures.sending import whsec
+from tests.stores.servers import free_port
 
 
 def test_dropped_lines_are_counted() -> None:
@@ -87,3 +89,35 @@ def test_the_state_and_time_of_an_event(tmp_path: Path) -> None:
 def dropped_in(read: bytes) -> int:
     """How many lines these say were dropped."""
     return sum(int(count) for count in re.findall(rb"the log was not read: lines were dropped \((\d+)\)", read))
+
+
+@pytest.mark.parametrize("mode", ["inbox", "inline"])
+def test_a_failed_forward_is_logged_once(tmp_path: Path, mode: str) -> None:
+    """A failed forward is one line in the log, which names the forward and not a handler. stderr has no second line."""
+    url = f"http://127.0.0.1:{free_port()}/hook?token=s3cret-1"
+    options = ("--forward", url, "--forward-allow-private", "--serve-mode", mode)
+    with Service(tmp_path, *options, handled=False) as service:
+        service.post({"id": "evt-1"})
+        until(lambda: '"failed"' in (tmp_path / "log").read_text())
+        after_welcome = service.stderr().partition("Stop with Ctrl-C.")[2].strip()
+    failed = [
+        line for line in map(json.loads, (tmp_path / "log").read_text().splitlines()) if line["status"] == "failed"
+    ]
+    assert (len(failed), after_welcome) == (1, "")
+    assert "forward to http://127.0.0.1:" in failed[0]["reason"]
+    assert "failed: it cannot be reached: Connection refused" in failed[0]["reason"]
+    assert ("handler" in failed[0]["reason"], "/hook" in failed[0]["reason"], "stack" in failed[0]) == (False,) * 3
+
+
+def test_the_terminal_shows_where_a_handler_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the line of a failed event are the frames of its handler, without frames of Oncegate."""
+
+    def fail(event: Event) -> None:
+        raise ValueError("no case")
+
+    gate = Gate("memory://", observers=[pretty_line])
+    gate.run({"id": "evt-1"}, fail)
+    gate.close()
+    line, frame = capsys.readouterr().out.splitlines()
+    assert "Failed at attempt 1: ValueError: no case" in line
+    assert re.fullmatch(rf"  {__file__}:\d+ in .*\.fail", frame)

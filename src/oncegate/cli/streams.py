@@ -54,13 +54,14 @@ def unbuffer() -> None:
 
 def _with_own_errors(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
     stream.flush()
+    buffered = buffered and not stream.write_through  # PYTHONUNBUFFERED: a line must not wait in a buffer
     raw = _Stdout(stream.fileno(), "w", closefd=False)
     return TextIOWrapper(
         BufferedWriter(raw) if buffered else raw,
         stream.encoding,
         "backslashreplace",
         line_buffering=stream.line_buffering,
-        write_through=stream.write_through or not buffered,
+        write_through=not buffered,
     )
 
 

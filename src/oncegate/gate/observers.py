@@ -76,6 +76,7 @@ class Observers:
         if not isinstance(observers, LISTS) or not all(callable(observer) for observer in observers):
             raise SettingError(f"observers={observers!r} must be a list of callables that take one notice")
         self._observers = tuple(observers)
+        self.have_log = log_outcomes(observers)
         self._namespace = namespace
         self.wall = wall
         self._lock = threading.Lock()
@@ -151,6 +152,12 @@ class Observers:
                     self._count("observer.failed")
 
 
+def log_outcomes(observers: Sequence[Observer]) -> bool:
+    """Whether one of the observers writes a line for each outcome. Such an observer has the attribute `logs_outcomes`.
+    A failure then needs no other line in the log."""
+    return any(getattr(observer, "logs_outcomes", False) for observer in observers)
+
+
 _NAMES: Final = {status: f"event.{status}" for status in get_args(Status)}
 
 # A process may end without closing its gates. So the last notices are delivered when the process exits.
@@ -173,8 +180,11 @@ _WARNINGS: Final = ("transaction.held",)  # notices that get a separate line, in
 
 class JsonLog:
     """An observer that writes one line of JSON for each outcome. A line contains no text of an exception. The only data
-    of the payload in a line is what identifies the event, its state and its time. Without a stream, a line goes to the
-    object that `sys.stdout` refers to when the line is written."""
+    of the payload in a line is what identifies the event, its state and its time. If a handler raised an exception, the
+    member `stack` says where. Without a stream, a line goes to the object that `sys.stdout` refers to when the line is
+    written."""
+
+    logs_outcomes = True
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -182,7 +192,8 @@ class JsonLog:
     def __call__(self, notice: Notice) -> None:
         outcome = outcome_of(notice)
         if outcome is not None:
-            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace)}, self._stream)
+            stack = {} if outcome.stack is None else {"stack": outcome.stack}
+            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace), **stack}, self._stream)
         elif notice.name in _WARNINGS and notice.event is not None:
             write_line({"time": spelt(notice.at), **_warning_fields(notice, notice.event)}, self._stream)
 

@@ -49,7 +49,8 @@ class Outcome(Struct, frozen=True):
     original is still available. `retry_after` is the delay, in microseconds, that the handler requested before the next
     attempt. `cut` means that an unreadable event was too large for the store, and only its first part was stored.
     `stored` means that the store holds the event, and the event will be retried. `cause` is set only if code has to
-    distinguish this failure from other failures.
+    distinguish this failure from other failures. `stack` has the place at which a handler raised an exception, one line
+    for each frame.
     """
 
     status: Status
@@ -67,6 +68,7 @@ class Outcome(Struct, frozen=True):
     cut: bool = False
     stored: bool = False
     cause: Cause | None = None
+    stack: str | None = None
 
     @property
     def acked(self) -> bool:
