@@ -12,7 +12,7 @@ TESTERS := 3
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run quickstart test check bench bench-scale prove lock clean
+.PHONY: help run quickstart test check build bench bench-scale prove reference lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ check: $(READY) ## run the linter, the type checker and the test of the structur
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
+build: $(READY) ## build the wheel and the sdist into dist/ (without the network)
+	$(BIN)/python -m build --no-isolation
+
 bench: $(READY) ## measure Oncegate against the raw limits of this machine, as ratios
 	$(BIN)/python -m benchmarks
 
@@ -41,12 +44,15 @@ bench-scale: $(READY) ## the same with ten million keys (built once in .bench, a
 prove: $(READY) ## run the long proofs and write docs/proof.md
 	$(BIN)/python -m tests.proof
 
+reference: $(READY) ## update the generated tables in docs/reference and the README
+	$(BIN)/python -m tests.reference
+
 lock: ## update requirements.lock from pyproject.toml (needs uv)
 	uv export --quiet --no-header --no-emit-project --all-extras --all-groups --no-annotate -o requirements.lock
 	rm -f uv.lock
 
 clean: ## remove the files that make has created, except the store of make run (oncegate.db)
-	rm -rf $(VENV) .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Oncegate needs Python 3.11 or newer; use: make PYTHON=/path/to/python3"; exit 1; }

@@ -21,6 +21,8 @@ _HAPPENINGS = (
     "is delivered once more",
     "an operator redrives",
     "an operator resets",
+    "an operator seeds key 0",
+    "which has a record",
     "judged: granted, attempt 2",
     "judged: inflight",
     "judged: duplicate",

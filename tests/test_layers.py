@@ -31,6 +31,7 @@ LAYERS = [
     ["claims"],
     ["aws"],
     ["stores"],
+    ["previous"],
     ["gate"],
     ["ingress"],
     ["gate.gate", "gate.__init__"],
@@ -67,6 +68,7 @@ LAZY = {
     ("doctor/store_facts.py", "oncegate.stores.sqlite.read_only"): "cold start: only the store that is used",
     ("doctor/store_facts.py", "oncegate.stores.sqlite.settings"): "cold start: only the store that is used",
     ("gate/engine.py", "oncegate.gate.async_runner"): "cold start: asyncio, only for `arun`",
+    ("gate/engine.py", "oncegate.previous.lookup"): "cold start: only with the option `previous`",
     ("gate/gate.py", "oncegate.gate.once"): "cold start: inspect, only for `once`",
     ("gate/gate.py", "oncegate.ingress.inbox"): "cold start: asyncio, only for `inbox`",
     ("gate/gate.py", "oncegate.ingress.lambda_handler"): "cold start: only for `lambda_handler`",
@@ -76,6 +78,11 @@ LAZY = {
     ("gate/once.py", "asyncio"): "cold start: only for coroutines",
     ("ingress/__init__.py", "oncegate.ingress.sqs"): "optional dependency: the extra `aws`",
     ("ingress/lambda_handler.py", "asyncio"): "cold start: only for async handlers",
+    ("previous/__init__.py", "oncegate.previous.dynamodb"): "optional dependency: the extra `dynamodb`",
+    ("previous/__init__.py", "oncegate.previous.postgres"): "optional dependency: the extra `postgres`",
+    ("previous/__init__.py", "oncegate.previous.redis"): "optional dependency: the extra `redis`",
+    ("previous/__init__.py", "oncegate.previous.sqlite"): "cold start: only the place that is used",
+    ("settings/settings.py", "oncegate.previous.lookup"): "cold start: only with the setting `previous`",
     ("simulate/targets.py", "httpx"): "optional dependency: the extra `serve`",
     ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
     ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `serve`",
@@ -97,7 +104,7 @@ SAME_NAME = {
 MOST_GATE_MODULES = 18
 MOST_LINES = 60  # of a function
 
-MIRRORED = ("gate", "ingress", "stores", "service")
+MIRRORED = ("gate", "ingress", "previous", "stores", "service")
 # Modules with functions that need no test file of their own, with the reason.
 WITHOUT_TESTS = {
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",

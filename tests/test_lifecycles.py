@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.lifecycles import RANKS, UNKNOWN, States
+from oncegate.lifecycles import RANKS, UNKNOWN, States, is_same_state
 
 SHAPES = json.loads((Path(__file__).parent / "data" / "events.json").read_text())
 # States without a fixed list: wrap-up codes, and states of unknown topics and senders.
@@ -56,3 +56,12 @@ def test_words_that_are_not_states_of_a_type() -> None:
     ranked = States(rank=["Client", "server"]).find("session.client", None)
     assert ranked is not None
     assert (ranked.family, ranked.state, ranked.rank) == ("session", "client", 0)
+
+
+def test_names_of_one_state() -> None:
+    """Names that senders use for one state have the same rank. States with one rank need not be one state."""
+    for one, other in (("answered", "connected"), ("ringing", "alerting"), ("end", "disconnected")):
+        assert is_same_state(one, other)
+        assert RANKS[one] == RANKS[other]
+    assert not is_same_state("success", "failure")
+    assert not is_same_state("ringing", "connected")

@@ -156,7 +156,16 @@ def test_what_read_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     """Two payloads in a file are told apart as the page has it."""
     monkeypatch.chdir(tmp_path)
     echo = [ENDED, ENDED | {"id": "b", "timestamp": "2026-02-03T04:05:06.300Z"}]
+    state = ENDED | {"type": "call", "state": "connected", "agent": "a"}
     for payloads, said in (
+        (
+            [state | {"id": "b", "state": "answered", "timestamp": "2026-02-03T04:05:05.900Z"}, state],
+            "1 and 2 report the states answered and connected of one entity, 200 ms apart",
+        ),
+        (
+            [state, state | {"id": "b", "timestamp": "2026-02-03T04:05:08.100Z", "agent": "b"}],
+            "1 and 2 report the same state (connected), 2 s apart; they differ at agent, id, timestamp",
+        ),
         (echo, 'state_change("500ms") treats 1 and 2 as one event but their content differs'),
         (
             [_envelope("a"), _envelope("b")],

@@ -9,7 +9,7 @@ claim has `marks`, the new state is C instead.
     ─────────────────────────────────────────────  ─────────  ──────────────────────────────  ─────────────────────
     absent                                         claim      P, attempts 1; marks: C         Granted
     P with a live lease, or C; owner matches       claim      unchanged                       Granted, same fence
-    any, other payload hash, key binds content     claim      unchanged                       Conflict
+    any, other content, key binds content          claim      unchanged                       Conflict
     P with a live lease                            claim      unchanged                       InFlight
     R with a payload                               claim      unchanged                       Duplicate
     R, owner matches (the request arrives again)   claim      unchanged                       InFlight
@@ -31,7 +31,7 @@ claim has `marks`, the new state is C instead.
     R with a payload, owner matches                admit      unchanged                       Admitted
     P with a payload and a live lease, owner       admit      unchanged                       Granted, same fence
     matches
-    any, other payload hash, key binds content     admit      unchanged                       Conflict
+    any, other content, key binds content          admit      unchanged                       Conflict
     P with a live lease, without a payload         admit      unchanged                       InFlight
     R, or P with an expired lease; no payload      admit      R, payload attached; from P:    Admitted
                                                               lost + 1, and attempts - 1 if
@@ -57,6 +57,10 @@ claim has `marks`, the new state is C instead.
     P with a live lease, owner and fence match     abandon    lease ends now, rest kept       True
     anything else                                  abandon    unchanged                       False
 
+    absent                                         seed       C, content unknown, expiry as   Granted
+                                                              given
+    anything else                                  seed       unchanged                       as for a claim
+
     D                                              redrive    R, attempts 0, payload kept     True
     any; with only_dead: D                         reset      absent                          True
     anything else                                  redrive or unchanged                       False
@@ -65,6 +69,11 @@ claim has `marks`, the new state is C instead.
 `lost` counts the consecutive attempts that were never settled, because the worker died or was paused for longer than
 the lease. The first lost attempt does not count as an attempt, because another event of its batch may have killed the
 worker. After a lost attempt, the event runs alone. Every further lost attempt therefore counts.
+
+"Other content" means that record and request have different payload hashes. An empty hash in a record means that its
+content is unknown: no content differs from it. Only `seed` writes such a record, for an event that took effect before
+the gate was used. A seed is a claim with `marks` and an empty hash. The key of a seed always binds content, so a seed
+never changes an existing record.
 
 This module reads no clock, draws no random numbers and does no I/O. `now` is the time of the store in microseconds. The
 memory and SQLite stores call `step` under their lock or in their transaction. The other stores decide in a script or in
@@ -84,6 +93,7 @@ COMPLETED: Final = "C"
 DEAD: Final = "D"
 
 NOBODY: Final = b""
+UNKNOWN_CONTENT: Final = b""
 
 
 class EventSummary(Struct, frozen=True, gc=False, array_like=True):
@@ -122,6 +132,10 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     unavailable_since: int | None = None
     handed_to: str | None = None
 
+    @property
+    def is_seeded(self) -> bool:
+        return self.payload_hash == UNKNOWN_CONTENT
+
 
 # ── operations ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,6 +163,13 @@ class Claim(Address, frozen=True, gc=False):
     binds: bool = True
     marks: bool = False
     slides: int = 0
+
+
+def seed(namespace: str, key: bytes, *, owner: bytes, retention: int, about: EventSummary) -> Claim:
+    """A claim that records an event as completed without running it, for `retention` microseconds from now. The content
+    of the event is unknown. Granted means that the record was written. Any other answer means that the key already has
+    a record, which stays as it is."""
+    return Claim(namespace, key, owner, UNKNOWN_CONTENT, 0, retention, about, marks=True)
 
 
 class Take(Address, frozen=True, gc=False):
@@ -298,7 +319,7 @@ def _claim(record: Record | None, claim: Claim, now: int) -> tuple[Record, Verdi
     alive = _has_live_lease(record, now)
     if record.owner == claim.owner and (alive or state == COMPLETED):
         return record, Granted(record, now)
-    if claim.binds and record.payload_hash != claim.payload_hash:
+    if claim.binds and not matches_content(record, claim.payload_hash):
         return record, Conflict(record, now)
     if alive:
         return record, InFlight(record, now)
@@ -333,7 +354,7 @@ def _admit(record: Record | None, admit: Admit, now: int) -> tuple[Record, Admis
     alive = _has_live_lease(record, now)
     if record.payload is not None and record.owner == admit.owner and (alive or state == RELEASED):
         return record, Granted(record, now) if alive else Admitted(record, now)
-    if admit.binds and record.payload_hash != admit.payload_hash:
+    if admit.binds and not matches_content(record, admit.payload_hash):
         return record, Conflict(record, now)
     if alive and record.payload is None:
         return record, InFlight(record, now)
@@ -401,6 +422,11 @@ _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None
     Reset: _reset,
 }
 _END_STATE: Final[dict[type, State]] = {Complete: COMPLETED, Release: RELEASED, Bury: DEAD}
+
+
+def matches_content(record: Record, payload_hash: bytes) -> bool:
+    """Whether the record may have this content: its content is the same, or unknown."""
+    return record.payload_hash in (payload_hash, UNKNOWN_CONTENT)
 
 
 def _has_live_lease(record: Record, now: int) -> bool:

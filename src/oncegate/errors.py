@@ -24,7 +24,8 @@
     │   └── QueueUnavailable  the queue does not answer now; a retry may work
     └── StoreError            a store operation failed
         ├── StoreUnavailable  the store does not answer now; a retry may work
-        │   └── StoreReadOnly the store can be read but accepts no writes now
+        │   ├── StoreReadOnly the store can be read but accepts no writes now
+        │   └── PreviousUnavailable  the old place of the option `previous` does not answer
         └── StoreRefused      the store cannot be used until a person changes something
             ├── NoStore       there is no store at this address
             └── Unkeepable    the store cannot hold this one record; other records are not affected
@@ -140,10 +141,10 @@ class RetryLater(OncegateError):
 
     In the inbox, such attempts do not count for the duration `retry_for`. Elsewhere the attempt counts, and a failure
     at the last attempt makes a dead letter. Set `public` if the reason contains nothing from the payload. The reason
-    may then be logged.
+    may then be logged. If only a part of the reason may be logged, `public` is that part.
     """
 
-    def __init__(self, reason: str, after: float | None = None, *, public: bool = False) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, public: bool | str = False) -> None:
         if after is not None and not (isinstance(after, int | float) and 0 <= after <= _MAX_RETRY_AFTER):
             raise ValueError(f"after={after!r} must be a number of seconds, from 0 to {_MAX_RETRY_AFTER}")
         self.after = after
@@ -153,9 +154,9 @@ class RetryLater(OncegateError):
 
 class Bury(OncegateError):
     """A handler raises it when no retry can work. The event becomes a dead letter at once, even if attempts are left.
-    Set `public` if the reason contains nothing from the payload. The reason may then be logged."""
+    `public` has the same meaning as in `RetryLater`."""
 
-    def __init__(self, reason: str, *, public: bool = False) -> None:
+    def __init__(self, reason: str, *, public: bool | str = False) -> None:
         self.public = public
         super().__init__(reason)
 
@@ -220,6 +221,11 @@ class StoreReadOnly(StoreUnavailable):
     written."""
 
     brief = "it takes no writes"
+
+
+class PreviousUnavailable(StoreUnavailable):
+    """An event could not be looked up in the old place of the option `previous`, or its mark could not be recorded. The
+    event may have been processed by earlier code, so it never runs unguarded."""
 
 
 class StoreRefused(StoreError):

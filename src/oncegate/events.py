@@ -79,7 +79,8 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 
     - `key`, `attempt`, `fence` and `stale` are set when the event is claimed, for the handler. `stale` means that a
       newer state of the entity is known; only an event whose key has a timeline of states can be stale.
-    - `id` is the id of the envelope and `own_id` the id in the body. Without an envelope, both are the same id.
+    - `id` is the id of the envelope; without an envelope, the id in the body. `own_id` is the id in the body, for the
+      sources that define such an id. It is empty for plain events.
     - `identity` is what the source uses to identify the event. If the content is part of the identity, the source also
       sets `content_hash`.
     - `webhook_id` is the id of the Standard Webhook that carried the event, if its signature is valid.

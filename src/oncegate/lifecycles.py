@@ -112,6 +112,20 @@ RANKS: Final[Mapping[str, int]] = {
     "false": 40,
 }
 
+# Names that senders use for one state. They are not aliases: an emission that reports the other name stays a separate
+# event unless the settings name the alias.
+_SAME_STATE: Final = (
+    frozenset({"start", "started"}),
+    frozenset({"create", "created"}),
+    frozenset({"queued", "waiting", "inqueue"}),
+    frozenset({"ringing", "alerting"}),
+    frozenset({"answered", "connected"}),
+    frozenset({"held", "holding"}),
+    frozenset({"end", "ended", "disconnected"}),
+    frozenset({"abandon", "abandoned"}),
+    frozenset({"complete", "completed"}),
+)
+
 # States that only a member of the body can name. At the end of a type these words are not states: `session.client` is
 # not the end of a session, and two `case.update` events are not one state change.
 _NEVER_A_TYPE: Final = frozenset(
@@ -161,6 +175,11 @@ class States:
 
     def _rank(self, *states: str) -> int:
         return next((self._ranks[state] for state in states if state in self._ranks), UNKNOWN)
+
+
+def is_same_state(one: str, other: str) -> bool:
+    """Whether two names of states, in lower case, are known to mean one state."""
+    return any({one, other} <= names for names in _SAME_STATE)
 
 
 def resolve_aliases(aliases: Mapping[str, str] | None) -> Mapping[str, str]:

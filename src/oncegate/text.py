@@ -23,7 +23,7 @@ def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:
 
 # ── URLs without secrets ──────────────────────────────────────────────────────────────────────────────────
 
-_MASK: Final = "***"
+MASK: Final = "***"
 _PARAMETER: Final = re.compile(r"(?<=[?&;#])([^=?&;#]*=)?[^?&;#]+")
 _SECRET_NAME: Final = re.compile(r"pass|pwd|secret|token|key|credential")
 # URL options without secrets: the options of stores, queues and event buses, and common options of libpq.
@@ -34,6 +34,7 @@ oncegate_schema oncegate_connections oncegate_timeout
 host hostaddr port dbname user sslmode sslrootcert sslcert application_name target_session_attrs load_balance_hosts
 channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
 region endpoint skew parallel account source
+table columns expires until
 """
 KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())
 
@@ -61,7 +62,7 @@ def _masked(parameter: re.Match[str]) -> str:
 
 
 def _masked_wholly(parameter: re.Match[str]) -> str:
-    return f"{parameter[1] or ''}{_MASK}"
+    return f"{parameter[1] or ''}{MASK}"
 
 
 def quoted(url: str) -> str:
@@ -73,8 +74,8 @@ def _without_password(place: str, wholly: bool) -> str:
     user, _, host = place.rpartition("@")
     name, colon, _ = user.partition(":")
     if wholly:
-        return f"{_MASK}@{host}"
-    return f"{name}:{_MASK}@{host}" if colon else place
+        return f"{MASK}@{host}"
+    return f"{name}:{MASK}@{host}" if colon else place
 
 
 # ── printable text ────────────────────────────────────────────────────────────────────────────────────────

@@ -3,9 +3,11 @@
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -112,7 +114,10 @@ class TestHelp:
 
 EXAMPLES = [(path, line) for path, command in COMMANDS.items() for line in getattr(command, "examples", ())]
 # These commands wait for requests, or need AWS or a server.
-NOT_RUN = re.compile(r"oncegate (serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http)")
+NOT_RUN = re.compile(
+    r"oncegate (serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http"
+    r"|seed '?(dynamodb|redis):)"
+)
 
 
 def arguments_of(line: str) -> list[str]:
@@ -155,6 +160,8 @@ class TestExamples:
         event = '{"id": "evt-1", "type": "call.ended", "data": {"case": {"id": 1}}}\n'
         (tmp_path / "event.json").write_text(event)
         (tmp_path / "events.jsonl").write_text(event * 2)
+        with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+            db.executescript("CREATE TABLE dedup (id); INSERT INTO dedup VALUES ('evt-2')")
         key = str(gate.run(event, lambda _: 1 / 0 if "dlq" in line else None).key)
         main = [sys.executable, "-m", "oncegate"]
         if "truth.jsonl" in line:
@@ -285,5 +292,5 @@ class TestCompletion:
         environment = {"_ONCEGATE_COMPLETE": "bash_complete", "COMP_WORDS": "oncegate s", "COMP_CWORD": "1"}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
-        assert done.stdout.split() == ["plain,serve", "plain,simulate"]
+        assert done.stdout.split() == ["plain,seed", "plain,serve", "plain,simulate"]
         assert not {"boto3", "botocore", "httpx", "redis", "psycopg", "uvloop"} & set(done.stderr.split())

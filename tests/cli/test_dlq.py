@@ -1,5 +1,6 @@
 """`oncegate dlq`: list, show, redrive and drop dead letters."""
 
+import io
 import json
 from pathlib import Path
 
@@ -12,6 +13,129 @@ from tests.cli.conftest import Run
 
 def fail(event: Event) -> None:
     raise ValueError(f"no case \x1b[31m{event.id}")
+
+
+def ids(shown: str) -> list[str]:
+    """The event ids of a list in JSON, in its order."""
+    return [each["event_id"] for each in json.loads(shown)]
+
+
+@pytest.fixture
+def dead(gate: Gate) -> dict[str, str]:
+    """Four dead letters of two types, the oldest first. Returns their keys by event id."""
+    found = {}
+    for event in ({"id": "a", "type": "call"}, {"id": "b", "type": "call"}, {"id": "c", "type": "chat"}):
+        found[event["id"]] = str(gate.run(event, fail).key)
+    found["d"] = str(gate.run({"id": "d", "type": "chat"}, lambda event: 1 / 0).key)
+    return found
+
+
+class TestFilters:
+    @pytest.mark.parametrize(
+        ("filters", "selected"),
+        [
+            ((), "dcba"),
+            (("--id", "b"), "b"),
+            (("--type", "call"), "ba"),
+            (("--error", "NO CASE \\x1b[31m"), "cba"),
+            (("--error", "division by zero"), "d"),
+            (("--type", "chat", "--error", "no case"), "c"),
+            (("--newer-than", "1h"), "dcba"),
+            (("--older-than", "1h"), ""),
+            (("--type", "nothing"), ""),
+        ],
+    )
+    def test_each(
+        self, oncegate: Run, gate: Gate, dead: dict[str, str], filters: tuple[str, ...], selected: str
+    ) -> None:
+        """`list`, `redrive` and `drop` have the same filters, and each filter narrows the selection. A dry run changes
+        nothing."""
+        assert ids(oncegate("dlq", "list", "--output", "json", *filters)[1]) == list(selected)
+        count = f"{len(selected)} dead letter{' matches' if len(selected) == 1 else 's match'}.\n"
+        choice = filters or ("--all",)
+        for command in ("redrive", "drop"):
+            code, out, err = oncegate("dlq", command, "--dry-run", *choice)
+            assert (code, err, out.startswith(count)) == (exit_codes.OK, "", True)
+            assert out.endswith("Dry run: nothing was changed.\n")
+            assert [line.split()[0] for line in out.splitlines()[2:-1]] == [dead[each] for each in selected]
+        assert len(gate.store.dead_letters()) == 4
+        code, out, err = oncegate("dlq", "drop", "--yes", *choice)
+        assert (code, out, err) == (exit_codes.OK, f"{count}{len(selected)} dropped.\n", "")
+        left = {entry.record.about.delivery_id for entry in gate.store.dead_letters()}
+        assert left == set("abcd") - set(selected)
+
+    def test_keys_and_filters(self, oncegate: Run, gate: Gate, dead: dict[str, str]) -> None:
+        """With keys and filters, only the named dead letters that match are changed."""
+        arguments = (dead["a"], dead["c"], "--type", "call")
+        assert oncegate("dlq", "redrive", *arguments)[1] == "1 dead letter matches.\n1 redriven.\n"
+        left = {entry.record.about.delivery_id for entry in gate.store.dead_letters()}
+        assert left == {"b", "c", "d"}
+
+    def test_a_dry_run_of_many(self, oncegate: Run, gate: Gate) -> None:
+        """A dry run names the newest ten, and counts the others."""
+        gate.run_batch([{"id": number} for number in range(25)], fail)
+        _, out, _ = oncegate("dlq", "drop", "--all", "--dry-run")
+        lines = out.splitlines()
+        assert (lines[0], len(lines)) == ("25 dead letters match.", 14)
+        assert lines[-2:] == ["Showing the newest 10; 15 more match.", "Dry run: nothing was changed."]
+
+    def test_no_match(self, oncegate: Run, gate: Gate, dead: dict[str, str]) -> None:
+        """A list without matches says so."""
+        assert oncegate("dlq", "list", "--id", "other")[1] == "No dead letter matches.\n"
+
+    def test_a_wrong_duration(self, oncegate: Run) -> None:
+        """A duration that cannot be read is an error that names the option."""
+        code, _, err = oncegate("dlq", "list", "--older-than", "soon")
+        assert (code, "--older-than" in err) == (exit_codes.USAGE, True)
+
+    def test_part_of_the_dead_letters(self, oncegate: Run, gate: Gate, dead: dict[str, str]) -> None:
+        """A list that stopped before the last dead letter says so."""
+        _, out, _ = oncegate("dlq", "list", "--scan", "3")
+        assert out.endswith("Only 3 records were scanned; use --scan to scan more.\n")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("command", "done"), [("redrive", "redriven"), ("drop", "dropped")])
+def test_progress(oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch, command: str, done: str) -> None:
+    """On a terminal, a long selection and a long change show their progress on stderr."""
+    gate.run_batch([{"id": number} for number in range(250)], fail)
+    monkeypatch.setattr("oncegate.cli.output._PROGRESS_AFTER", 0)
+    monkeypatch.setattr("oncegate.cli.output._PROGRESS_EVERY", 0)
+    monkeypatch.setattr("sys.stderr", stderr := _Terminal())
+    assert oncegate("dlq", command, "--all", "--yes")[1] == f"250 dead letters match.\n250 {done}.\n"
+    for shown in ("250 dead letters read", f"100 of 250 {done}", f"250 of 250 {done}"):
+        assert f"\r\x1b[K{shown}" in stderr.getvalue()
+
+
+class TestQuestions:
+    def test_a_script_that_redrives(self, oncegate: Run, dead: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a terminal, `redrive` does not ask and does not read stdin."""
+        monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+        assert oncegate("dlq", "redrive", "--type", "call")[1] == "2 dead letters match.\n2 redriven.\n"
+
+    @pytest.mark.parametrize(
+        ("arguments", "asks"),
+        [(("--all",), True), (("--type", "call"), True), (("--id", "a"), False), (("--all", "--yes"), False)],
+    )
+    def test_a_person_who_redrives(
+        self,
+        oncegate: Run,
+        gate: Gate,
+        dead: dict[str, str],
+        monkeypatch: pytest.MonkeyPatch,
+        arguments: tuple[str, ...],
+        asks: bool,
+    ) -> None:
+        """On a terminal, `redrive` asks if a filter or --all selects several dead letters."""
+        monkeypatch.setattr("sys.stdin", _Terminal("n\n"))
+        code, out, err = oncegate("dlq", "redrive", *arguments)
+        assert ("Redrive " in err, code) == (asks, exit_codes.FAILED if asks else exit_codes.OK)
+        assert (len(gate.store.dead_letters()) == 4) is asks
+        assert out.startswith(("4 dead letters match.\n", "2 dead letters match.\n", "1 dead letter matches.\n"))
 
 
 class TestDeadLetters:
@@ -33,9 +157,9 @@ class TestDeadLetters:
         gate.run_batch([{"id": number} for number in range(5)], fail)
         _, out, _ = oncegate("dlq", "list", "--limit", "2")
         assert len(out.splitlines()) == 4
-        assert "Showing the first 2; use --limit to see more." in out
+        assert "Showing the newest 2 of 5; use --limit to see more." in out
 
-    @pytest.mark.parametrize(("limit", "said"), [(2, "Showing the first 2; use --limit to see more.\n"), (5, "")])
+    @pytest.mark.parametrize(("limit", "said"), [(2, "Showing the newest 2 of 5; use --limit to see more.\n"), (5, "")])
     def test_limit_as_json(self, oncegate: Run, gate: Gate, limit: int, said: str) -> None:
         """With JSON, the note about a cut list goes to stderr."""
         gate.run_batch([{"id": number} for number in range(5)], fail)
@@ -53,12 +177,18 @@ class TestDeadLetters:
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
         """A redriven event is no longer a dead letter and waits to be run."""
         outcome = gate.run({"id": "evt-1"}, fail)
-        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "1 redriven.\n")
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (
+            exit_codes.OK,
+            "1 dead letter matches.\n1 redriven.\n",
+        )
         assert (
             "Waiting: the event is stored with its payload until the service or an inbox worker runs it."
             in oncegate("keys", "show", str(outcome.key))[1]
         )
-        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (exit_codes.OK, "0 redriven.\n")
+        assert oncegate("dlq", "redrive", str(outcome.key))[:2] == (
+            exit_codes.OK,
+            "0 dead letters match.\n0 redriven.\n",
+        )
         done = gate.run({"id": "done"}, lambda event: None)
         code, _, err = oncegate("dlq", "redrive", str(done.key))
         assert code == exit_codes.NOT_FOUND
@@ -70,8 +200,8 @@ class TestDeadLetters:
         (broken,) = gate.keep([gate.run(b"{", fail)])
         code, out, err = oncegate("dlq", "redrive", "--all")
         assert (code, err) == (exit_codes.OK, "")
-        first, told, advice = out.splitlines()
-        assert first == "2 redriven."
+        *first, told, advice = out.splitlines()
+        assert first == ["2 dead letters match.", "2 redriven."]
         assert told.startswith(f"1 event cannot be read and will become a dead letter again: {broken.kept} (")
         assert "dlq drop" in advice
         assert str(outcome.key) not in out
@@ -82,8 +212,8 @@ class TestDeadLetters:
             gate.once(name="pay")(fail)(Event(source="plain", id="1", body={}))
         code, out, err = oncegate("dlq", "redrive", "--all")
         assert (code, err) == (exit_codes.OK, "")
-        first, told, advice = out.splitlines()
-        assert first == "1 redriven."
+        *first, told, advice = out.splitlines()
+        assert first == ["1 dead letter matches.", "1 redriven."]
         assert told.startswith("1 call of a function cannot be redriven and will become a dead letter again: ")
         assert "dlq drop" in advice
 
@@ -93,7 +223,7 @@ class TestDeadLetters:
         (tmp_path / "mended.py").write_text("def handler(event):\n    assert event.id != '2', 'still broken'\n")
         code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "mended:handler")
         assert code == exit_codes.FAILED
-        assert out.startswith("2 redriven.\n")
+        assert out.startswith("2 dead letters match.\n2 redriven.\n")
         assert "Processed at the first attempt." in out
         assert "Failed at attempt 1: AssertionError: still broken; the event is stored and will be retried." in out
         assert "after 5 attempts: AssertionError: still broken" in out
@@ -114,19 +244,22 @@ class TestDeadLetters:
         done = gate.run({"id": "done"}, lambda event: None)
         gate.run_batch([{"id": 1}, {"id": 2}], fail)
         assert oncegate("dlq", "drop", str(done.key), "--yes")[0] == exit_codes.NOT_FOUND
-        assert oncegate("dlq", "drop", "--all", "--yes")[:2] == (exit_codes.OK, "2 dropped.\n")
+        assert oncegate("dlq", "drop", "--all", "--yes")[:2] == (
+            exit_codes.OK,
+            "2 dead letters match.\n2 dropped.\n",
+        )
         assert gate.store.dead_letters() == []
         assert gate.run({"id": "done"}, fail).status == "duplicate"
 
     def test_many(self, oncegate: Run, gate: Gate) -> None:
         """--all covers all pages."""
         gate.run_batch([{"id": number} for number in range(250)], fail)
-        assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dropped.\n"
+        assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dead letters match.\n250 dropped.\n"
 
-    @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32)])
+    @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32), ("--all", "--type", "t")])
     def test_which(self, oncegate: Run, arguments: tuple[str, ...]) -> None:
-        """Either keys or --all is required; the store is not opened otherwise."""
+        """Either keys and filters or --all is required; the store is not opened otherwise."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exit_codes.USAGE
-            assert "name the keys of dead letters, or use --all" in err
+            assert "name the keys of dead letters, use filters such as --type or --error, or use --all" in err

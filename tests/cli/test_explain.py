@@ -230,27 +230,55 @@ class TestFinding:
             gate.run(body, lambda event: None)
         gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
         code, out, _ = oncegate("explain", "c-1")
-        head, columns, *rows, last = out.splitlines()
-        assert (code, head) == (exit_codes.OK, "3 records with the key, event id or entity c-1:")
+        copies, head, columns, *rows, hint, note = out.splitlines()
+        assert code == exit_codes.OK
+        assert copies == "The records do not show copies (3 records, compared by content, key, type and time)."
+        assert head.startswith("3 records with the key, event id or entity c-1. The latest: Run: evt-9 was processed ")
         assert columns.split()[:3] == ["key", "namespace", "event"]
         assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
-        assert last == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
+        assert hint == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
+        assert note.startswith("The store does not record duplicates one by one. The log has a line for each delivery")
+        alone = oncegate("explain", "c-2")[1].splitlines()
+        assert alone[0] == "The records do not show copies (1 record, compared by content, key, type and time)."
+        assert alone[1].startswith("Run: evt-1 was processed ")
 
     def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
         """--namespace selects the records of one namespace."""
         gate.run({"id": "evt-1"}, lambda event: None)
         Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
-        assert first_line(oncegate("explain", "evt-1")).startswith("2 records with the key, event id or entity evt-1")
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("The records do not show copies (2 records, ")
+        assert told[1].splitlines()[1].startswith("2 records with the key, event id or entity evt-1")
         assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
 
     def test_unknown(self, oncegate: Run, gate: Gate) -> None:
-        """For an unknown id, the sentence lists the possible reasons."""
+        """For an unknown id, the possible reasons are listed, with the metric, log line or command that shows each."""
         gate.run({"id": "evt-1"}, lambda event: None)
         for unknown in ("evt-2", "0" * 32):
             code, out, err = oncegate("explain", unknown)
             assert (code, out) == (exit_codes.NOT_FOUND, "")
-            assert err.startswith(f"Error: {unknown} is not known: the event was never seen, its record has expired")
-            assert "(retention is 7d)" in " ".join(err.split())
+            sentence, *reasons = err.splitlines()
+            assert sentence == (
+                f"Error: {unknown} is not known: no record has this key, event id or entity. Possible reasons:"
+            )
+            assert all(reason.startswith("- ") for reason in reasons)
+            assert "(retention is 7d)" in reasons[1]
+            for shown in (
+                "never arrived",
+                "another store",
+                "--file",
+                "unguarded",
+                "oncegate dlq list",
+                "401",
+                "oncegate_signature_refusals_total",
+                "rejected a request from",
+                "oncegate_limited_total",
+                "oncegate_shed_total",
+            ):
+                assert shown in err
+            found = json.loads(oncegate("explain", unknown, "--output", "json")[1])
+            assert [f"- {reason}" for reason in found["reasons"]] == reasons
+        assert "in another namespace than sales" in oncegate("explain", "evt-2", "--namespace", "sales")[2]
 
     def test_an_id_that_looks_like_a_key(self, oncegate: Run, gate: Gate) -> None:
         """An event id of 32 hexadecimal digits is found too."""
@@ -266,9 +294,12 @@ class TestFinding:
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
         assert code == exit_codes.NOT_FOUND
         assert "evt-x was not found in the first 1,200 records; use --scan to scan more" in err
-        some = first_line(oncegate("explain", "c-1", "--scan", "3"))
+        some = oncegate("explain", "c-1", "--scan", "3")[1].splitlines()[1]
         assert some.startswith("3 records with the key, event id or entity c-1 among the first 3 records (use --scan")
         assert "Only the first 1 records were scanned" in oncegate("explain", "c-1", "--scan", "1")[1]
+        many = oncegate("explain", "c-1")[1].splitlines()
+        assert many[0].endswith("; other records match too, but only 1,000 were compared.")
+        assert many[1].startswith("More than 1,000 records with the key, event id or entity c-1. The latest: ")
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
 
@@ -312,6 +343,24 @@ class TestFinding:
         code, _, err = oncegate("explain", "evt-1")
         assert (code, "oncegate.db" in err) == (exit_codes.STORE, True)
 
+    @pytest.mark.parametrize("columns", ["80", "50"])
+    def test_state_and_error_are_shown(self, gate: Gate, tmp_path: Path, columns: str) -> None:
+        """The list of records shows the state and the error of each record on every terminal."""
+        gate.run({"id": "evt-1", "conversationId": "c-1"}, lambda event: None)
+        gate.run({"id": "evt-2", "conversationId": "c-1"}, fail)
+        shown = on_terminal(["explain", "c-1"], tmp_path, COLUMNS=columns, NO_COLOR="1")
+        table = shown.partition("key ")[2]
+        for cell in ("state", "error", "completed", "dead letter", "ValueError"):
+            assert cell in table
+
+    def test_an_error_with_several_lines(self, oncegate: Run, gate: Gate) -> None:
+        """A line break in an error is a line break on the screen too."""
+        outcome = gate.run({"id": "evt-1"}, fail)
+        for command in (("explain", "evt-1"), ("keys", "show", str(outcome.key))):
+            out = oncegate(*command)[1]
+            assert "error         ValueError: no\n              such case\n" in out
+            assert "\\n" not in out
+
     def test_hostile_text(self, gate: Gate, tmp_path: Path) -> None:
         """Control characters in an event do not reach the terminal."""
         gate.run({"id": "evt-1", "type": "\x1b[2J", "conversationId": "\x1b[2Jc"}, fail)
@@ -327,7 +376,10 @@ class TestFiles:
         (tmp_path / "events.jsonl").write_text("\n".join(lines))
         code, out, _ = oncegate("explain", "--file", "events.jsonl")
         assert code == exit_codes.OK
-        parts = [part.splitlines() for part in out.split("\n\n")[:-1]]
+        copies, *parts = [part.splitlines() for part in out.split("\n\n")[:-1]]
+        assert copies == [
+            "The file does not show copies (3 events, compared by content, key, and state within 500 ms)."
+        ]
         assert [part[0] for part in parts] == [
             "events.jsonl:1  evt-1",
             "events.jsonl:2  evt-2",
@@ -363,15 +415,6 @@ class TestFiles:
     def test_a_state_change(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """An emission that joins another is explained by the record of that one, with the timeline of its entity."""
         states = Gate(gate.store, key=keys.state_change("500ms"))
-
-        def change(id_: str, state: str, at: str) -> dict[str, str]:
-            return {
-                "id": id_,
-                "type": "call",
-                "conversationId": "c-1",
-                "state": state,
-                "timestamp": f"2026-01-01T{at}Z",
-            }
 
         states.run(change("a", "ringing", "10:00:00"), lambda event: None)
         anchor = states.run(change("b", "connected", "10:00:05"), lambda event: None)
@@ -410,6 +453,153 @@ class TestFiles:
         (tmp_path / "oncegate.toml").write_text('max_age = "1h"\non_too_old = "bury"')
         (tmp_path / "event.json").write_text('{"id": "evt-2", "timestamp": "2020-01-01T00:00:00Z"}')
         assert "so a delivery now becomes a dead letter: it happened " in oncegate(*given)[1]
+
+
+class TestCopies:
+    """The first sentence about a conversation or a file says whether its events are copies."""
+
+    def test_a_double_emission_in_a_file(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """Different content and the same state within the window: the sentence names the strategy that joins them."""
+        emissions = [change("a", "connected", "10:00:05"), change("b", "connected", "10:00:05.200")]
+        for each in emissions:
+            gate.run(each, lambda event: None)
+        (tmp_path / "both.jsonl").write_text("\n".join(map(json.dumps, emissions)))
+        assert first_line(oncegate("explain", "--file", "both.jsonl")) == (
+            "2 deliveries 200 ms apart, different content, same state (connected): double emission; their keys differ,"
+            ' and the key strategy state_change("500ms") would join them.'
+        )
+        joined = oncegate("explain", "--file", "both.jsonl", "--key", 'state_change("500ms")')[1].splitlines()[0]
+        assert joined.endswith(
+            "double emission; the key strategy state_change joins them, and the store has no record of the event."
+        )
+        found = json.loads(oncegate("explain", "--file", "both.jsonl", "--output", "json")[1])["copies"]
+        assert [(each["verdict"], each["events"]) for each in found["groups"]] == [("double emission", [1, 2])]
+        assert found["sentence"] == found["groups"][0]["sentence"]
+
+    def test_retries_in_a_file(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """The same content several times: retries, and the event completed once."""
+        gate.run(change("a", "connected", "10:00:05"), lambda event: None)
+        (tmp_path / "f.jsonl").write_text("\n".join([json.dumps(change("a", "connected", "10:00:05"))] * 3))
+        assert first_line(oncegate("explain", "--file", "f.jsonl")) == (
+            "3 deliveries of the same content: retries; they have one key, and the event completed once."
+        )
+
+    def test_a_long_file(self, oncegate: Run, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only the first events of a long file are compared, and the sentence says so. All events are explained."""
+        monkeypatch.setattr("oncegate.cli.explain._MOST_COMPARED", 2)
+        gate.run(change("a", "connected", "10:00:05"), lambda event: None)
+        for count, ends in ((2, "completed once."), (3, "completed once; only the first 2 events were compared.")):
+            (tmp_path / "f.jsonl").write_text("\n".join([json.dumps(change("a", "connected", "10:00:05"))] * count))
+            told = oncegate("explain", "--file", "f.jsonl")
+            assert first_line(told).startswith("2 deliveries of the same content: retries; ")
+            assert first_line(told).endswith(ends)
+            assert told[1].count("Run: a was processed") == count
+            found = json.loads(oncegate("explain", "--file", "f.jsonl", "--output", "json")[1])
+            assert (found["copies"]["sentence"], found["count"]) == (first_line(told), count)
+
+    def test_a_double_emission_that_the_gate_joined(self, oncegate: Run, gate: Gate) -> None:
+        """The state comes from the timeline of the entity."""
+        states = Gate(gate.store, key=keys.state_change("500ms"))
+        for id_, second in (("a", "05"), ("b", "05.200")):
+            states.run(change(id_, "connected", f"10:00:{second}"), lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records 200 ms apart, different content, same state (connected): double emission; the key strategy"
+            " state_change joins them, and the event completed once."
+        )
+
+    def test_a_state_that_the_store_does_not_hold(self, oncegate: Run, gate: Gate) -> None:
+        """The records of two completed events do not show their states, and the sentence says so."""
+        for id_, state, second in (("a", "ringing", "05"), ("b", "connected", "05.200")):
+            gate.run(change(id_, state, f"10:00:{second}"), lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records of type call 200 ms apart, different content: a double emission if they report the same state"
+            " change; the store does not hold the state of completed events, so compare the state in their log lines,"
+            " or their payloads with oncegate read FILE."
+        )
+
+    @pytest.mark.parametrize("state", ["connected", "ringing"])
+    def test_states_of_dead_letters(self, oncegate: Run, gate: Gate, state: str) -> None:
+        """The payloads of dead letters show the states: equal states are a double emission, others are no copies."""
+        gate.run(change("a", "connected", "10:00:05"), fail)
+        gate.run(change("b", state, "10:00:05.200"), fail)
+        told = first_line(oncegate("explain", "c-1"))
+        assert ("same state (connected): double emission; their keys differ" in told) == (state == "connected")
+        assert ("do not show copies" in told) == (state == "ringing")
+
+    def test_a_conflict(self, oncegate: Run, gate: Gate) -> None:
+        """A conflict is recognised by its key, whatever the key strategy of the settings is."""
+        for amount in (1, 2):
+            gate.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
+        for options in ((), ("--key", "content")):
+            assert first_line(oncegate("explain", "c-1", *options)) == (
+                "2 records, different content for one key: conflict, not retries; 1 dead letter."
+            )
+
+    def test_a_conflict_that_ran(self, oncegate: Run, gate: Gate) -> None:
+        """With on_conflict="run" both events ran. They are still a conflict."""
+        running = Gate(gate.store, on_conflict="run")
+        for amount in (1, 2):
+            running.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records, different content for one key: conflict, not retries."
+        )
+
+    def test_the_same_content_under_two_keys(self, oncegate: Run, gate: Gate) -> None:
+        """A re-emission that the key strategy does not recognise has two records with one content."""
+        by_envelope = Gate(gate.store, key=keys.event_id)
+        for id_ in ("env-1", "env-2"):
+            by_envelope.run(envelope(id_), lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records of the same content: re-emission (the event ids differ); their keys differ, and the key strategy"
+            " content would join them."
+        )
+        found = json.loads(oncegate("explain", "c-1", "--output", "json")[1])
+        assert [len(each["keys"]) for each in found["copies"]["groups"]] == [2]
+        assert found["copies"]["groups"][0]["verdict"] == "re-emission"
+
+    def test_a_replay_that_ran(self, oncegate: Run, gate: Gate) -> None:
+        """A record does not say that its event was a replay. The sentence names what can be the reason."""
+        running = Gate(gate.store, on_replay="run")
+        for replay in ({}, {"replay-name": "r"}):
+            running.run(envelope("env-1") | replay, lambda event: None)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "2 records of the same content: retries or a replay; their keys differ although the event id is the same,"
+            ' as after a change of the key strategy, for a replay with on_replay="run", or with'
+            ' on_missing_key="unguarded".'
+        )
+
+    def test_several_groups(self, oncegate: Run, gate: Gate) -> None:
+        """With several groups of copies, the sentence is about one of them and says how many there are."""
+        for minute in ("00", "01"):
+            for id_, second in (("a", "05"), ("b", "05.200")):
+                gate.run(change(f"{id_}{minute}", "connected", f"10:{minute}:{second}"), fail)
+        assert first_line(oncegate("explain", "c-1")).endswith(" would join them (1 of 2 groups of copies).")
+
+    def test_attempts(self, oncegate: Run, gate: Gate) -> None:
+        """Several attempts of one event are retries."""
+        retried = Gate(gate.store, max_attempts=3)
+        for _ in range(2):
+            retried.run(change("a", "connected", "10:00:05"), fail)
+        assert first_line(oncegate("explain", "c-1")) == (
+            "a was attempted 2 times: retries of one event, not a double emission."
+        )
+
+    def test_a_failure_after_the_mark(self, oncegate: Run, gate: Gate) -> None:
+        """In mark_first mode a failed event has two records. They are not copies."""
+        Gate(gate.store, mode="mark_first").run(change("a", "connected", "10:00:05"), fail)
+        assert "do not show copies (2 records" in first_line(oncegate("explain", "c-1"))
+
+
+def change(id_: str, state: str, at: str) -> dict[str, str]:
+    return {"id": id_, "type": "call", "conversationId": "c-1", "state": state, "timestamp": f"2026-01-01T{at}Z"}
+
+
+def envelope(id_: str) -> dict[str, object]:
+    topic = "v2.detail.events.conversation.{id}.attributes"
+    body = {"eventTime": 1770091506123, "conversationId": "c-1", "participantId": "p", "attributes": {"vip": "yes"}}
+    detail = {"topicName": topic.replace("{id}", "c-1"), "version": "2", "eventBody": body}
+    source = "aws.partner/genesys.com/cloud/e0e1e2e3-d4d5-4c6c-8b7b-a8a9a0a1a2a5/desk"
+    return {"version": "0", "id": id_, "detail-type": topic, "source": source, "detail": detail}
 
 
 ROUTES = """

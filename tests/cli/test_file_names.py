@@ -26,6 +26,8 @@ READ = [
     "verify --truth {} --effects effects.jsonl",
     "verify --truth truth.jsonl --effects {}",
     "simulate --to - --replay {}",
+    "seed {}",
+    "seed events.jsonl --sample {}",
     "infra template --name crm --lambda-zip {}",
     "infra up --name crm --lambda-zip {}",
     "infra template --name crm --pattern {}",

@@ -11,6 +11,58 @@ from oncegate.claims import Claim, Complete, EventSummary, Release
 from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
 
+ABOUT = EventSummary("plain", "call", "conv-7", delivery_id="runs")
+
+
+class TestList:
+    @pytest.fixture(autouse=True)
+    def records(self, gate: Gate) -> None:
+        """Four records in four states, the oldest first."""
+        gate.run({"id": "done", "type": "call"}, lambda event: None)
+        gate.run({"id": "dead", "type": "chat"}, lambda event: 1 / 0)
+        gate.admit([{"id": "waits", "type": "chat", "entity": "conv-1"}])
+        gate.store.claim([Claim("default", b"k" * 16, b"a" * 16, b"h" * 16, 10**10, 10**12, ABOUT)])
+
+    @pytest.mark.parametrize(
+        ("filters", "listed"),
+        [
+            ((), ["runs", "waits", "dead", "done"]),
+            (("--state", "completed"), ["done"]),
+            (("--state", "in-progress"), ["runs"]),
+            (("--state", "released"), ["waits"]),
+            (("--state", "dead"), ["dead"]),
+            (("--type", "chat"), ["waits", "dead"]),
+            (("--type", "chat", "--state", "dead"), ["dead"]),
+            (("--entity", "conv-7"), ["runs"]),
+            (("--limit", "2"), ["runs", "waits"]),
+            (("--namespace", "other"), []),
+        ],
+    )
+    def test_filters(self, oncegate: Run, filters: tuple[str, ...], listed: list[str]) -> None:
+        """Records are listed newest first, and each filter narrows the list."""
+        code, out, _ = oncegate("keys", "list", "--output", "json", *filters)
+        assert (code, [each["event_id"] for each in json.loads(out)]) == (exit_codes.OK, listed)
+        assert all("payload" not in each for each in json.loads(out))
+
+    def test_a_table(self, oncegate: Run) -> None:
+        """The table has one line for each record. A list that is cut, or that stopped early, says so."""
+        header, *rows, more, stopped = oncegate("keys", "list", "--limit", "2", "--scan", "3")[1].splitlines()
+        assert re.split(r"\s{2,}", header)[:3] == ["key", "namespace", "event id"]
+        assert len(rows) == 2
+        assert more == "Showing the newest 2; use --limit to see more."
+        assert stopped == "Only 3 records were scanned; use --scan to scan more."
+
+    def test_nothing(self, oncegate: Run) -> None:
+        """An empty list is one sentence."""
+        assert oncegate("keys", "list", "--entity", "other")[1] == "No record matches.\n"
+        assert oncegate("keys", "list", "--namespace", "other")[1] == "There are no records.\n"
+
+    def test_nothing_changes(self, oncegate: Run, gate: Gate) -> None:
+        """The list only reads."""
+        before = gate.store.browse()
+        oncegate("keys", "list")
+        assert gate.store.browse() == before
+
 
 class TestKeys:
     def test_show(self, oncegate: Run, gate: Gate) -> None:

@@ -43,7 +43,28 @@ class TestTerminal:
         assert "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10" in "".join(row[-2] for row in cells if len(row) > 1)
         assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
         said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
-        assert "Columns not shown: namespace, type, attempts, first seen. Use a wider terminal or a pipe." in said
+        assert "Columns not shown: namespace, type, attempts, dead since. Use a wider terminal or a pipe." in said
+
+    def test_the_error_of_a_dead_letter_is_shown(self, gate: Gate, tmp_path: Path) -> None:
+        """At 50 columns, the list of dead letters has the key and the error; the event id is left out."""
+        outcome = gate.run({"id": "an-event-with-a-long-name"}, lambda event: 1 / 0)
+        shown = on_terminal(["dlq", "list"], tmp_path, COLUMNS="50", NO_COLOR="1")
+        header, row, *_ = (re.sub(r"\x1b\[\d*m", "", line).split() for line in shown.splitlines())
+        assert (header, row[0]) == (["key", "error"], str(outcome.key))
+        assert "ZeroDivisionError" in "".join(shown.split())
+
+    def test_required_columns(self, gate: Gate, tmp_path: Path) -> None:
+        """If a required column does not fit beside the key, each row is printed with one column per line."""
+        for id_ in ("evt-1", "evt-2"):
+            gate.run({"id": id_, "conversationId": "c-1"}, lambda event: 1 / 0)
+        shown = on_terminal(["explain", "c-1"], tmp_path, COLUMNS="50", NO_COLOR="1")
+        lines = [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in shown.splitlines()]
+        start = lines.index(next(line for line in lines if line.startswith("key ")))
+        assert [line.split()[0] if line else "" for line in lines[start : start + 8]] == [
+            *("key", "event", "state", "error", "", "key", "event", "state")
+        ]
+        assert lines[start + 2] == "state     dead letter"
+        assert "Columns not shown: namespace, entity, attempts," in " ".join(lines)
 
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """On a terminal narrower than a key, the key is folded."""

@@ -24,6 +24,8 @@ ONE = {"id": "evt-1", "type": "call.ended", "conversationId": "c-1", "timestamp"
 AGAIN = ONE | {"id": "evt-2"}
 ECHO = ONE | {"id": "evt-3", "timestamp": "2026-02-03T04:05:06.300Z"}
 OTHER = ONE | {"id": "evt-1", "conversationId": "c-2"}
+HELD = ONE | {"type": "call", "state": "held", "agent": "a"}
+ROOT = Path(__file__).parents[2]
 
 
 def lines(*documents: Any) -> str:
@@ -265,18 +267,68 @@ class TestComparing:
         assert out.split("\n\n")[2].splitlines() == [
             "auto                   3 different events among 5",
             "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
-            " the others have the same content (redelivery)",
+            " the others have the same content (redelivery); they differ at conversationId",
             "event_id               2 different events among 4",
             "                         1, 2 and 4 share a key: different content, so 4 would be a conflict;"
-            " the others have the same content (redelivery)",
+            " the others have the same content (redelivery); they differ at conversationId",
             "                         5: the event_id key needs id, which the event does not have",
             "content                4 different events among 5",
             "                         1 and 2 share a key: same content (redelivery)",
             'state_change("500ms")  2 different events among 4',
             "                         1, 2 and 3 share a key: different content, treated as duplicates"
-            " (redelivery, state-echo)",
+            " (redelivery, state-echo); they differ at id, timestamp",
             "                         5: the state_change key needs entity, state, time, which the event does not have",
         ]
+
+    def test_a_path_from_the_document(self, shown: Any) -> None:
+        """The path of a differing member starts at the document, as `content(exclude=…)` and `fields` take it."""
+        one, two = (
+            json.loads(line)
+            for number, line in enumerate((ROOT / "docs" / "guide" / "events.jsonl").read_text().splitlines())
+            if number in (0, 2)
+        )
+        paths = 'fields("conversationId", "eventTime")'
+        column = shown(one, two, options=("--key", paths))["strategies"][4]
+        (group,) = column["groups"]
+        assert group["differs_in"] == ["detail.eventBody.attributes.vip"]
+        excluding = f"content(exclude={group['differs_in']})"
+        column = shown(one, two, options=("--key", excluding))["strategies"][4]
+        assert [each["events"] for each in column["groups"]] == [[1, 2]]
+
+    def test_one_state_in_two_events(self, oncegate: Run, shown: Any) -> None:
+        """Two events with one entity and state that no strategy joins are listed, with the differing members."""
+        found = shown(HELD, HELD | {"id": "evt-2", "timestamp": "2026-02-03T04:05:09Z", "agent": "b"})
+        assert found["same_state"] == [{"events": [1, 2], "state": "held", "differs_in": ["agent", "id", "timestamp"]}]
+        assert (
+            "\n1 and 2 report the same state (held), 2 s apart; they differ at agent, id, timestamp\n"
+            in oncegate("read", "events.jsonl")[1]
+        )
+        assert shown(HELD, HELD)["same_state"] == []
+        assert shown(HELD, HELD | {"timestamp": "2026-02-03T04:05:06.2Z"})["same_state"] == []
+
+    def test_one_state_with_two_names(self, oncegate: Run, shown: Any) -> None:
+        """States that may be one state are listed with the key to set, and this key joins the events."""
+        events = [HELD | {"state": "answered"}, HELD | {"id": "2", "state": "connected"}]
+        found = shown(*events)
+        strategy = 'first(state_change("500ms", aliases={"answered": "connected"}), auto)'
+        assert (found["two_names"], found["suggested_key"]) == (
+            [{"events": [1, 2], "states": ["answered", "connected"]}],
+            strategy,
+        )
+        out = oncegate("read", "events.jsonl")[1]
+        assert "1 and 2 report the states answered and connected of one entity, 0 ms apart\n" in out
+        assert f"\n    key = '{strategy}'\n" in out
+        found = shown(*events, options=("--key", strategy))
+        assert [each["events"] for each in found["strategies"][4]["groups"]] == [[1, 2]]
+        assert (found["two_names"], found["suggested_key"]) == ([], None)
+
+    def test_the_key_function_of_a_user(self, oncegate: Run, tmp_path: Path) -> None:
+        """The text of its exception is on one line."""
+        (tmp_path / "f.jsonl").write_text(lines(ONE, OTHER))
+        (tmp_path / "two_lines.py").write_text("def two_lines(event):\n    raise ValueError('no\\nkey')\n")
+        out = oncegate("read", "f.jsonl", "--key", "two_lines:two_lines")[1]
+        assert "the key function raised ValueError: no key" in out
+        assert "\\n" not in out
 
     def test_split(self, shown: Any, oncegate: Run) -> None:
         """A state that arrives too late between two joined states is reported, as by a gate."""
@@ -389,6 +441,16 @@ class TestTerminal:
         assert all(len(line) <= 80 for table in tables for line in table.splitlines())
         assert str(keys.event_id(read(SAMPLES[0])[0])) in tables[1]
         assert "…" not in shown
+
+    @pytest.mark.parametrize("columns", ["80", "50"])
+    def test_state_and_problem_are_shown(self, tmp_path: Path, columns: str) -> None:
+        """The state of an event and the problem of an unreadable event are shown on every terminal, not cut."""
+        heartbeat = {"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}
+        (tmp_path / "f.jsonl").write_text(lines(HELD, *SAMPLES[:3], heartbeat))
+        shown = on_terminal(["read", "f.jsonl"], tmp_path, COLUMNS=columns, NO_COLOR="1", TERM="dumb")
+        table = shown.partition("\r\n\r\n")[0].split()
+        problem = "not an event: a message of the notification channel itself (channel.metadata)"
+        assert {"state", "held", "problem", *problem.split()} <= set(table)
 
     def test_all_that_has_room(self, tmp_path: Path) -> None:
         """Empty columns are left out."""

@@ -50,7 +50,7 @@ def test_a_handler_that_ends_the_process(oncegate: Run, gate: Gate, handler: str
     """sys.exit in a handler is a failed attempt: every event is tried to its last attempt."""
     code, out, err = oncegate("dlq", "redrive", "--all", "--handler", f"ends:{handler}")
     assert (code, err) == (exit_codes.FAILED, "Error: 2 events could not be processed\n")
-    assert out.startswith("2 redriven.\n")
+    assert out.startswith("2 dead letters match.\n2 redriven.\n")
     assert out.count(f"Failed at attempt 1: RuntimeError: {said}; the event is stored and will be retried.") == 2
     assert out.endswith("\n2 run.\n")
     assert len(gate.store.dead_letters()) == 2
@@ -74,9 +74,10 @@ def test_what_waits_already(oncegate: Run, gate: Gate, tmp_path: Path, namespace
     oncegate("dlq", "redrive", "--all")
     code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")
     assert code == exit_codes.OK
-    assert out.startswith("0 redriven.\n")
+    assert out.startswith("0 dead letters match.\n0 redriven.\n")
     assert out.endswith("\n3 run.\n")
-    assert oncegate("dlq", "redrive", "--all", "--handler", "ends:works")[1] == "0 redriven.\n0 run.\n"
+    again = oncegate("dlq", "redrive", "--all", "--handler", "ends:works")[1]
+    assert again == "0 dead letters match.\n0 redriven.\n0 run.\n"
 
 
 def test_a_person_who_interrupts(oncegate: Run, gate: Gate) -> None:

@@ -131,6 +131,12 @@ BROKEN: Final[Mapping[str, list[tuple[str, Facts]]]] = {
         ),
         ("note", lacking(BEHIND_A_QUEUE, routes=(RouteFacts(path="/events/bus", key="auto", signature="api-key"),))),
     ],
+    "settings.previous": [
+        (
+            "note",
+            Facts(config=validate({"previous": "dynamodb://Dedup?region=eu-central-1&until=2026-01-01T00:00:00Z"})),
+        )
+    ],
     "store.reachable": [("error", lacking(BEHIND_A_QUEUE, store={"problem": "it cannot be reached"}))],
     "store.present": [
         ("note", Facts(store=StoreFacts(url="sqlite:///oncegate.db", scheme="sqlite", absent="there is no file")))

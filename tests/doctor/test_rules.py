@@ -69,7 +69,12 @@ def test_what_was_not_asked() -> None:
     """For a complete deployment only rules about other stores are unchecked; without one only rules about settings are
     checked."""
     assert set(unchecked(BEHIND_A_QUEUE).values()) <= {"Redis server", "archive", "other clock", "store"}
-    assert set(RULES) - set(unchecked(Facts())) == {"aws.readable", "settings.retention", "settings.attempts"}
+    assert set(RULES) - set(unchecked(Facts())) == {
+        "aws.readable",
+        "settings.retention",
+        "settings.attempts",
+        "settings.previous",
+    }
 
 
 def test_the_worst_comes_first() -> None:

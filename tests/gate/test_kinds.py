@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys, read
+from oncegate.claims import EventSummary, seed
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 
@@ -128,6 +129,22 @@ class TestKinds:
         gate = Gate("memory://", key=keys.content(exclude="sentAt"), remember=None)
         outcomes = [gate.run({"id": "a", "sentAt": at}, succeed) for at in (1, 2)]
         assert [outcome.kind for outcome in outcomes] == [None, "redelivery"]
+
+    def test_seeded(self, store: MemoryStore, gate: Gate, clock: ManualClock) -> None:
+        """A duplicate of a seeded event has its delivery id as the only evidence, because its content is unknown. The
+        reason says that the event was seeded."""
+        by_id = [keys.event_id(event) for event in read([{"id": "evt-1"}, {"id": "evt-2"}])]
+        for key, delivery_id in zip(by_id, ("evt-1", None), strict=True):
+            about = EventSummary("plain", delivery_id=delivery_id)
+            store.claim([seed("default", key.digest, owner=b"o" * 16, retention=60_000_000, about=about)])
+        clock.advance(3_000_000)
+        gate = Gate(store, key=keys.event_id)
+        outcomes = gate.run_batch([{"id": "evt-1", "any": 1}, {"id": "evt-2"}], succeed)
+        assert [(outcome.status, outcome.kind) for outcome in outcomes] == [
+            ("duplicate", "redelivery"),
+            ("duplicate", "re-emission"),
+        ]
+        assert outcomes[0].reason == "Duplicate of evt-1, seeded as processed 3 s ago; the handler was not run again."
 
     def test_concurrent(self, gate: Gate) -> None:
         """A copy that arrives while the first one runs is concurrent."""

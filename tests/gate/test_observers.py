@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta, timezone
 from io import StringIO
 from textwrap import dedent
 from typing import Any
@@ -220,8 +221,16 @@ def test_one_line_for_each_event() -> None:
 
 
 def test_fields_of_a_line() -> None:
-    """A line has the time, the outcome, and what identifies the event."""
-    event = Event(source="genesys", id="evt-1", type="call.ended", entity="conv-7", body={"id": "evt-1"})
+    """A line has the time, the outcome, what identifies the event, and the state and time of the event."""
+    event = Event(
+        source="genesys",
+        id="evt-1",
+        type="call.ended",
+        entity="conv-7",
+        state="PEER",
+        occurred_at=datetime(2023, 11, 14, 23, 13, 19, 900_499, timezone(timedelta(hours=1))),
+        body={"id": "evt-1"},
+    )
     (line,) = logged([event], namespace="crm")
     key = line.pop("key")
     assert (len(key), bytes.fromhex(key) != b"") == (32, True)
@@ -234,15 +243,18 @@ def test_fields_of_a_line() -> None:
         "source": "genesys",
         "type": "call.ended",
         "entity": "conv-7",
+        "state": "PEER",
+        "occurred_at": "2023-11-14T22:13:19.900Z",
         "attempt": 1,
         "reason": "Processed at the first attempt.",
     }
 
 
 def test_long_names() -> None:
-    """The type and entity of an event are cut in the log, however long they are."""
-    (line,) = logged([{"id": 1, "type": "t" * 100_000, "conversationId": "e" * 100_000}])
-    assert (line["type"], line["entity"]) == ("t" * 256 + "…", "e" * 256 + "…")
+    """The type, entity and state of an event are cut in the log, however long they are."""
+    (line,) = logged([{"id": 1, "type": "t" * 100_000, "conversationId": "e" * 100_000, "state": "s" * 100_000}])
+    assert [line[name] for name in ("type", "entity", "state")] == [each * 256 + "…" for each in "tes"]
+    assert line["occurred_at"] is None
 
 
 @pytest.mark.parametrize("payload", [b'{"card":4111111111111111e999}', b'{"id":4111111111111111.5}'])

@@ -11,6 +11,7 @@ from oncegate.aws.clients import api_action
 from oncegate.aws.cloud import Cloud
 from oncegate.cli import exit_codes
 from oncegate.infra.rights import TABLE_ACTIONS
+from tests.cli.conftest import Run
 from tests.doctor import commands
 from tests.infra.conftest import Aws, Infra, zipped
 
@@ -93,3 +94,18 @@ def test_the_permissions_of_the_doctor(infra: Infra, aws: Aws, monkeypatch: pyte
 def test_the_permissions_of_a_consumer() -> None:
     """The page on the store lists the permissions of a consumer for the table."""
     assert re.findall(r'"(dynamodb:\w+)"', TABLE_PAGE) == list(TABLE_ACTIONS)
+
+
+def test_the_permissions_of_a_publisher(oncegate: Run) -> None:
+    """The page lists the actions and the resource of each destination that its commands name, as they print them."""
+    section = PAGE.partition("## Permissions to publish")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| `(.+)` \| (.+) \| `(.+)` \|$", section, re.MULTILINE)
+    rows = {place: (actions, arn) for place, actions, arn in shown}
+    lines = re.findall(r"^ {4}oncegate (.+)$", section, re.MULTILINE)
+    assert len(lines) == len(rows) == 2
+    for line in lines:
+        words = shlex.split(line)
+        code, out, _ = oncegate(*words)
+        (statement,) = (one for one in json.loads(out)["Statement"] if one["Sid"].startswith("PublishTo"))
+        actions, arn = rows[words[-1]]
+        assert (code, re.findall(r"`(.+?)`", actions), [arn]) == (0, statement["Action"], statement["Resource"])

@@ -39,6 +39,8 @@ def printed(oncegate: Run, *arguments: str) -> dict[str, Any]:
 def test_templates_are_valid(oncegate: Run, tmp_path: Path) -> None:
     """cfn-lint accepts every variant, and finds a property that does not exist."""
     bodies = {name: printed(oncegate, *arguments) for name, arguments in VARIANTS.items()}
+    places = ("--publish", "sqs://cases", "--publish", "eventbridge://default")
+    bodies["publishing"] = printed(oncegate, *VARIANTS["function"], *places)
     bodies["wrong"] = printed(oncegate)
     bodies["wrong"]["Resources"]["EventsQueue"]["Properties"]["Visibility"] = 180
     for name, body in bodies.items():
@@ -90,3 +92,51 @@ def test_the_policy_of_a_consumer(oncegate: Run) -> None:
     for statement in [*worker.values(), *function.values()]:
         assert not any(action.endswith("*") for action in statement["Action"])
         assert "*" not in statement["Resource"]
+
+
+def test_the_policy_of_a_publisher(oncegate: Run) -> None:
+    """The policy allows the publication to the named queues and buses only. The region and the account are those of the
+    URL, if the URL names them."""
+    places: tuple[str, ...] = ("sqs://cases?region=eu-central-1", "sqs://calls.fifo?account=123456789012")
+    places += ("eventbridge://default", "eventbridge://aws.partner/example.com/a?region=eu-west-1&source=x", places[0])
+    options = [f"--publish={place}" for place in places]
+    body = printed(oncegate, "--policy", "--no-table", "--no-queue", "--no-rule", *options)
+    statements = {one["Sid"]: (one["Effect"], one["Action"], one["Resource"]) for one in body["Statement"]}
+    assert statements == {
+        "PublishToQueues": (
+            "Allow",
+            ["sqs:GetQueueUrl", "sqs:SendMessage"],
+            ["arn:aws:sqs:eu-central-1:*:cases", "arn:aws:sqs:*:123456789012:calls.fifo"],
+        ),
+        "PublishToBuses": (
+            "Allow",
+            ["events:PutEvents"],
+            [
+                "arn:aws:events:*:*:event-bus/default",
+                "arn:aws:events:eu-west-1:*:event-bus/aws.partner/example.com/a",
+            ],
+        ),
+    }
+    sids = [one["Sid"] for one in printed(oncegate, "--policy", options[0])["Statement"]]
+    assert sids == ["Claims", "Events", "PublishToQueues"]
+
+
+def test_the_role_of_a_publishing_function(oncegate: Run) -> None:
+    """In a template, the role of the function may publish in the region and account of the stack."""
+    body = printed(oncegate, *VARIANTS["function"], "--publish", "sqs://cases")
+    (policy,) = body["Resources"]["Role"]["Properties"]["Policies"]
+    (statement,) = (one for one in policy["PolicyDocument"]["Statement"] if one["Sid"] == "PublishToQueues")
+    assert statement["Resource"] == [{"Fn::Sub": "arn:${AWS::Partition}:sqs:${AWS::Region}:${AWS::AccountId}:cases"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--publish", "sqs://cases"), "--publish needs a function or --policy"),
+        (("--policy", "--publish", "kafka://cases"), "--publish: unknown scheme 'kafka'"),
+    ],
+)
+def test_publish_is_checked(oncegate: Run, options: tuple[str, ...], problem: str) -> None:
+    """A destination without a policy that contains it, and a URL that is no destination, are refused."""
+    code, out, err = oncegate("infra", "template", "--name", "crm", *options)
+    assert (code, out, problem in err) == (exit_codes.USAGE, "", True)

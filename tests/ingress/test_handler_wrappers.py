@@ -1,15 +1,21 @@
 """Handlers that try to end the process fail their event only."""
 
 import asyncio
+import io
+import json
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from oncegate import Event, Gate, read
+from oncegate.errors import RetryLater
+from oncegate.gate import JsonLog
 from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart, logged
 from oncegate.stores.memory import MemoryStore
+from tests.stores.servers import until
 
 ENDS = pytest.mark.parametrize(
     ("error", "message"),
@@ -91,3 +97,46 @@ def test_a_discarded_coroutine() -> None:
         return coroutine
 
     asyncio.run(begun()).close()
+
+
+class Sink:
+    """A handler that fails as a sink does."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __call__(self, event: Event) -> None:
+        raise RetryLater(f"{self.kind} to https://crm.example/a failed", public=f"{self.kind} failed")
+
+
+class TestLog:
+    @pytest.mark.parametrize("awaited", [True, False])
+    def test_once(self, awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+        """A failure is logged by the wrapper or with the outcome, but not twice. Both say where the handler failed."""
+        for observers in ([], [JsonLog(stream := io.StringIO())]):
+            gate = Gate(MemoryStore(), observers=observers)
+            gate.admit([{"id": "evt-1"}])
+            worker = gate.inbox(raising(ValueError("hunter2"), awaited=awaited))
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            until(lambda worker=worker: worker.figures.failed > 0, "the failure")  # type: ignore[misc]
+            worker.stop()
+            thread.join()
+            gate.close()
+        (record,) = caplog.records
+        assert record.getMessage().startswith("the handler failed at event 'evt-1' with ValueError\n")
+        assert f"{__file__}" in record.getMessage()
+        (line,) = [each for each in map(json.loads, stream.getvalue().splitlines()) if each["status"] == "failed"]
+        assert f"{__file__}:" in line["stack"]
+        assert "hunter2" not in caplog.text + stream.getvalue()
+
+    @pytest.mark.parametrize("kind", ["forward", "publish"])
+    def test_a_sink(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        """The failure of a sink is logged as its own failure, not as the failure of a handler, on one line."""
+        with pytest.raises(RetryLater):
+            logged(Sink(kind))(EVENT)
+        assert caplog.messages == [f"event '1': {kind} failed"]
+        caplog.clear()
+        with pytest.raises(RetryLater):
+            logged(Sink(kind), has_log=True)(EVENT)
+        assert caplog.messages == []

@@ -288,6 +288,8 @@ class TestLog:
             "source": "plain",
             "type": "call.ended",
             "entity": "conv-7",
+            "state": None,
+            "occurred_at": None,
             "attempt": 1,
             "reason": "Processed at the first attempt.",
             "request_id": "req-9",

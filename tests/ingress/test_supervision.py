@@ -54,6 +54,22 @@ class TestOutageLogger:
         assert begun == "the queue is away; nothing is received until this ends"
         assert ended.startswith("the queue answers again, after ")
 
+    def test_a_request_of_the_time_before(self, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+        """A success of a request that was sent before the last failure, also before a failure within a pause, does not
+        end the outage."""
+        outage = OutageLogger(clock)
+        sent_at = clock()
+        for _ in range(2):
+            clock.advance("1ms")
+            outage.failed("the store is away")
+            outage.succeeded("the store answers", sent_at)
+            assert outage.is_ongoing
+            sent_at = clock()
+        clock.advance("1ms")
+        outage.succeeded("the store answers", clock())
+        assert not outage.is_ongoing
+        assert len(caplog.records) == 2
+
     def test_pauses_grow(self, clock: ManualClock) -> None:
         """Each pause is up to twice as long as the one before, at most 20 s, and starts again after a success."""
         outage = OutageLogger(clock)

@@ -21,6 +21,7 @@ from tests.model.settings import (
     MIXED,
     OPERATOR,
     POISON,
+    SEED,
     TRANSACTION,
 )
 
@@ -82,7 +83,7 @@ _FUNCTION: Final = (
         "the payload hash is not compared",
         2,
         CONFLICT,
-        ("if claim.binds and record.payload_hash != claim.payload_hash:", "if False:"),
+        ("if claim.binds and not matches_content(record, claim.payload_hash):", "if False:"),
     ),
     Ablation(
         "unchanged fence",
@@ -338,7 +339,7 @@ _ADMISSION: Final = (
         "the payload hash is not compared when admitting",
         2,
         ADMIT_CONFLICT,
-        ("if admit.binds and record.payload_hash != admit.payload_hash:", "if False:"),
+        ("if admit.binds and not matches_content(record, admit.payload_hash):", "if False:"),
     ),
     Ablation(
         "completed event admitted",
@@ -417,4 +418,21 @@ _MARKING: Final = (
     ),
 )
 
-ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _WORKER
+_SEEDING: Final = (
+    Ablation(
+        "seeded event in conflict",
+        "a seeded record matches no content",
+        18,
+        SEED,
+        ("return record.payload_hash in (payload_hash, UNKNOWN_CONTENT)", "return record.payload_hash == payload_hash"),
+    ),
+    Ablation(
+        "seed over a record",
+        "a seed completes a record that exists",
+        18,
+        SEED,
+        ("UNKNOWN_CONTENT, 0, retention, about, marks=True)", "UNKNOWN_CONTENT, 0, retention, about, False, True)"),
+    ),
+)
+
+ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _SEEDING + _WORKER

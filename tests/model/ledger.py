@@ -122,13 +122,14 @@ class Ledger:
         claims, terms, proof = self._claims, self._setting, (*_PLACE, owner, fence)
         digest, payload = b"hash %d" % content, b"%d" % content
         match verb:
-            case "claim":
-                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about)
-            case "mark":
-                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about, marks=True)
+            case "claim" | "mark":
+                marks = verb == "mark"
+                return claims.Claim(*_PLACE, owner, digest, terms.lease, terms.retention, self._about, marks=marks)
             case "admit" | "admit and run":
                 lease = terms.lease if verb == "admit and run" else 0
                 return claims.Admit(*_PLACE, owner, digest, payload, self._about, lease=lease)
+            case "seed":
+                return claims.seed(*_PLACE, owner=owner, retention=terms.retention, about=self._about)
             case "take":
                 return claims.Take(*_PLACE, owner, terms.lease)
             case "renew":
@@ -216,6 +217,7 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
     if before.state == "C" and verb != "reset" and (after is None or after.state != "C"):
         raise Violation(4, f"a completed record is left by {verb}")
     _check_payload(verb, before, same)
+    _check_seed(verb, before, name, same)
 
 
 def _given(verb: str, before: Any, alive: bool) -> str | None:
@@ -225,6 +227,13 @@ def _given(verb: str, before: Any, alive: bool) -> str | None:
     if verb in _ADMISSIONS and before.payload is not None and (alive or before.state == "R"):
         return "granted" if alive else "admitted"
     return None
+
+
+def _check_seed(verb: str, before: Any, name: str, same: bool) -> None:
+    if verb == "seed" and not same:
+        raise Violation(18, f"a seed changes a record in state {before.state}")
+    if verb in _ASKING - {"take"} and not before.payload_hash and (name != "duplicate" or not same):
+        raise Violation(18, f"a {verb} of a seeded event is answered {name}")
 
 
 def _check_payload(verb: str, before: Any, same: bool) -> None:

@@ -31,6 +31,7 @@ INVARIANTS: Final = {
     15: "A store that has swept an expired record answers in the same way as a store that has not.",
     16: "An event in mark_first mode runs at most once, whatever fails.",
     17: "An admitted event is granted to a dispatcher only, and no admission changes a record that has a payload.",
+    18: "A seed changes no existing record. Until it expires, a seeded event is a duplicate, whatever its content.",
 }
 
 
@@ -62,6 +63,7 @@ class Setting(NamedTuple):
     duplicates: int = 0
     skews: int = 0
     operators: int = 0
+    acts: tuple[str, ...] = ("redrive", "reset")  # what the operator may do; also: seed
     outages: int = 0  # how often a service that the handler calls is unavailable
     abandons: bool = False  # whether the end of a worker can become known
     batch: int = 1

@@ -130,7 +130,11 @@ def _skewed(game: Game, shared: Shared) -> Shared:
 
 
 def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move]:
-    if state == "D":
+    acts = game.setting.acts
+    contents = _bits(number for number, content in enumerate(game.setting.contents) if content.key == key)
+    if "seed" in acts and contents:
+        yield _seeded(game, shared, key, contents)
+    if state == "D" and "redrive" in acts:
         turn = Turn(game, shared, IDLE)
         turn.operate("redrive", key)
         turn.shared = turn.shared._replace(
@@ -139,12 +143,27 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
             meddled=shared.meddled or shared.skewed,
         )
         yield turn.move(f"an operator redrives key {key}", "fault")
-    if state:
+    if state and "reset" in acts:
         turn = Turn(game, shared._replace(meddled=True), IDLE)
         turn.operate("reset", key)
         turn.forget(key)
         turn.shared = _dropped(game, turn.shared, key, game.ledger.content(shared.records[key]))
         yield turn.move(f"an operator resets key {key}", "fault")
+
+
+def _seeded(game: Game, shared: Shared, key: int, contents: int) -> Move:
+    """An operator marks the events of a key as completed, because they took effect elsewhere. If the key had no record,
+    no effect may start under this key any more."""
+    turn = Turn(game, shared, IDLE)
+    turn.operate("seed", key)
+    if turn.shared.records[key] == shared.records[key]:
+        return turn.move(f"an operator seeds key {key}, which has a record", "fault")
+    turn.shared = turn.shared._replace(
+        applied_bits=turn.shared.applied_bits | contents,
+        owed_bits=turn.shared.owed_bits & ~contents,
+        effect_of=changed(turn.shared.effect_of, key, contents.bit_length() - 1),
+    )
+    return turn.move(f"an operator seeds key {key}", "fault")
 
 
 def _dropped(game: Game, shared: Shared, key: int, content: int) -> Shared:

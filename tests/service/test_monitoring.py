@@ -5,16 +5,20 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from oncegate import Gate, open_store
 from oncegate.errors import StoreUnavailable
 from oncegate.service import monitoring
-from oncegate.service.monitoring import StoreProbe, probe
+from oncegate.service.monitoring import DeadLetterCounter, StoreProbe, probe
 from oncegate.stores.memory import MemoryStore
+from oncegate.testing import ManualClock
 from tests.service.apps import signed
 from tests.service.running import Service, until
 from tests.signatures.sending import whsec
@@ -77,11 +81,11 @@ def test_rejections(service: Service) -> None:
 
 
 def test_every_metric_is_documented(service: Service) -> None:
-    """The guide names each metric, and no other."""
-    guide = (Path(__file__).parents[2] / "docs" / "guide" / "webhooks.md").read_text()
+    """The reference names each metric, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     shown = service.client.get("/metrics").text
     there_are = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE") and "_created" not in line}
-    listed = {line.split("`")[1].partition("{")[0] for line in guide.splitlines() if line.startswith("| `oncegate_")}
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `oncegate_")}
     assert there_are == listed
 
 
@@ -115,6 +119,62 @@ def test_token(tmp_path: Path) -> None:
         assert service.client.get("/metrics", headers={"authorization": f"Bearer {whsec(1)}"}).status_code == 200
         assert service.client.get("/healthz").status_code == 200
         assert service.post({"id": 1}).status_code == 200
+
+
+def test_dead_letters(tmp_path: Path) -> None:
+    """The gauge counts the dead letters of each route's namespace, also those that another process has made."""
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", namespace="crm", max_attempts=1)) as gate:
+        gate.run_batch([{"id": number} for number in range(250)], lambda event: 1 / 0)
+    routes = '[route.crm]\nnamespace = "crm"\nsignature = "none"\n[route.chat]\nsignature = "none"\n'
+    with Service(tmp_path, toml=routes) as service:
+        found = metrics(service)
+    assert found["oncegate_dead_letters", "route=crm"] == 250
+    assert found["oncegate_dead_letters", "route=chat"] == 0
+
+
+class TestDeadLetterCounter:
+    def test_bounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store is asked at most once a minute, and for no more dead letters than the bound."""
+        monkeypatch.setattr(monitoring, "_MAX_COUNTED", 200)
+        store, clock, counts = open_store("memory://"), ManualClock(), list[tuple[str, int]]()
+        gate = Gate(store, max_attempts=1)
+        gate.run_batch([{"id": number} for number in range(350)], lambda event: 1 / 0)
+        reads = []
+        read = store.dead_letters
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            reads.append(options["limit"])
+            return read(*arguments, **options)
+
+        monkeypatch.setattr(store, "dead_letters", counted)
+        counter = DeadLetterCounter(store, ["default", "other"], lambda *each: counts.append(each), clock)
+
+        async def scrape() -> None:
+            for _ in range(5):
+                await counter.update()
+
+        asyncio.run(scrape())
+        assert (counts, reads) == ([("default", 200), ("other", 0)], [100, 100, 100])
+        clock.advance("59s")
+        asyncio.run(scrape())
+        assert len(reads) == 3
+        clock.advance("1s")
+        asyncio.run(scrape())
+        assert (len(reads), len(counts)) == (6, 4)
+        counter.close()
+
+    def test_a_store_that_fails(self) -> None:
+        """A scrape gets an answer while the store fails, and no number is reported."""
+
+        class Away(MemoryStore):
+            def dead_letters(self, *_arguments: Any, **_options: Any) -> Any:
+                raise StoreUnavailable("it is away")
+
+        counts: list[tuple[str, int]] = []
+        counter = DeadLetterCounter(Away(), ["default"], lambda *each: counts.append(each), ManualClock())
+        asyncio.run(counter.update())
+        assert counts == []
+        counter.close()
 
 
 def test_hung_store(monkeypatch: pytest.MonkeyPatch) -> None:

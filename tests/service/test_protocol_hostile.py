@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -400,10 +401,11 @@ class TestLogs:
             assert line.isascii()
             assert line.isprintable()
 
-    def test_stderr(self, service: Service) -> None:
+    def test_stderr(self, tmp_path: Path) -> None:
         """On stderr every line is JSON in printable ASCII, without text of payloads or exceptions."""
-        service.post({"id": "b\n\x1b[2J", "do": "fail", "secret": "hunter2"})
-        until(lambda: "the handler failed at event 'b" in service.stderr())
+        with Service(tmp_path, "--serve-mode", "inline", "--log", "off") as service:
+            service.post({"id": "b\n\x1b[2J", "do": "fail", "secret": "hunter2"})
+            until(lambda: "the handler failed at event 'b" in service.stderr())
         for line in service.stderr().split("Stop with Ctrl-C.")[1].strip().splitlines():
             assert json.loads(line)["level"] == "warning"
             assert line.isascii()

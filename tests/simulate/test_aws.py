@@ -202,7 +202,7 @@ class TestAddresses:
     @pytest.mark.parametrize(
         ("url", "said"),
         [
-            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://", "has no valid queue name; write 'sqs://QUEUE"),
             ("sqs://q/x", "has no valid queue name"),
             ("eventbridge://", "has no valid bus name"),
             ("eventbridge://b?regoin=x", "unknown option 'regoin' of eventbridge://; use region, endpoint"),

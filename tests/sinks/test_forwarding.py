@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, read
-from oncegate.errors import RetryLater, SettingError
+from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.gate.handlers import loggable_error
 from oncegate.sinks import forward
 from oncegate.sinks.forwarding import Forward
 from tests.sinks.receiver import CA, CLIENT, SERVER_PIN, Receiver, receiving
@@ -45,9 +46,17 @@ def to() -> Iterator[Callable[..., Forward]]:
 
 def message(handler: Forward, error: type[Exception] = RetryLater) -> str:
     """The message of the exception that the handler raises, without ports."""
+    return without_ports(str(raised(handler, error)))
+
+
+def raised(handler: Forward, error: type[Exception] = RetryLater) -> Exception:
     with pytest.raises(error) as caught:
         handler(EVENT)
-    return re.sub(r":\d{4,5}\b", "", str(caught.value))
+    return caught.value
+
+
+def without_ports(text: str) -> str:
+    return re.sub(r":\d{4,5}\b", "", text)
 
 
 class TestRequest:
@@ -134,11 +143,41 @@ class TestAnswers:
 
     @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 599])
     def test_retry(self, receiver: Receiver, to: Callable[..., Forward], status: int) -> None:
-        """A temporary failure is raised as RetryLater after one request, and the message has only the host of the
-        receiver."""
-        receiver.status, receiver.body = status, b"s3cret"
-        assert message(to(receiver.url("/token-1?token=2"))) == f"http://127.0.0.1 answered {status}"
+        """A temporary failure is raised as RetryLater after one request. The message has the path of the receiver and
+        the answer, but no query. The part for the log has only the host."""
+        receiver.status, receiver.body = status, b"try later"
+        said = "forward to http://127.0.0.1{} failed: it answered {}"
+        failure = raised(to(receiver.url("/token-1?token=2")))
+        assert without_ports(str(failure)) == said.format("/token-1", status) + "; the answer: try later"
+        assert without_ports(loggable_error(failure)) == said.format("", status)
         assert len(receiver.received) == 1
+
+    def test_the_answer_is_stored(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
+        """The dead letter has the first 500 characters of the answer, with control characters escaped. The log has
+        none of them."""
+        receiver.status, receiver.body = 422, b"\x1b[2Jno\ntenant " + "é".encode() * 600
+        gate = Gate("memory://")
+        outcome = gate.run({"id": "evt-1"}, to(receiver.url("/v1/events?token=s3cret-1")))
+        (dead,) = gate.store.dead_letters()
+        start = "\\x1b[2Jno\\ntenant " + "é" * 486 + "…"
+        assert dead.record.error == outcome.error
+        assert str(outcome.error).endswith(f"; the answer: {start}")
+        assert "/v1/events failed: it answered 422: the receiver rejects this event" in str(outcome.error)
+        assert "s3cret-1" not in str(outcome.error)
+        assert ("tenant" in outcome.discreet, "/v1" in outcome.discreet) == (False, False)
+
+    def test_an_answer_that_repeats_secrets(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
+        """Values of headers and of the query that an answer repeats are masked."""
+        receiver.status = 401
+        receiver.body = b"bad token s3cret-1 (Bearer s3cret-1), signature=s3cret-2, tenant 12"
+        headers = {"Authorization": "Bearer s3cret-1", "X-Tenant": "12"}
+        failure = raised(to(receiver.url("/hook?signature=s3cret-2"), headers=headers), Bury)
+        assert str(failure).endswith("; the answer: bad token *** (***), ***, tenant 12")
+
+    def test_no_text_in_the_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
+        """An empty answer adds nothing to the message."""
+        receiver.status, receiver.body = 500, b" "
+        assert message(to(receiver.url())).endswith("it answered 500")
 
     @pytest.mark.parametrize(
         ("written", "after"),
@@ -171,12 +210,14 @@ class TestAnswers:
         outcome = Gate("memory://").run({"id": "evt-1"}, to(receiver.url()))
         assert (outcome.status, outcome.event.attempt) == ("buried", 1)
         assert f"answered {status}: the receiver rejects this event" in outcome.reason
-        assert outcome.discreet == outcome.reason
+        assert f"answered {status}: the receiver rejects this event" in outcome.discreet
 
     def test_no_redirects(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
         """A redirect is not followed, and is a failure of the receiver, not of the event."""
         receiver.status, receiver.headers = 307, {"Location": receiver.url("/other")}
-        assert message(to(receiver.url())).endswith("redirects are not followed; configure the new address")
+        assert message(to(receiver.url())).endswith(
+            "redirects are not followed; configure the new address; the answer: {}"
+        )
         assert [path for path, _, _ in receiver.received] == ["/hook"]
 
     def test_a_large_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
@@ -201,7 +242,10 @@ class TestAnswers:
         """A receiver that does not answer within the timeout is a failure, and the handler does not wait longer."""
         receiver.hold.clear()
         started = time.monotonic()
-        assert message(to(receiver.url(), timeout="200ms")) == "http://127.0.0.1 did not answer in time"
+        assert (
+            message(to(receiver.url(), timeout="200ms"))
+            == "forward to http://127.0.0.1/hook failed: it did not answer in time"
+        )
         assert time.monotonic() - started < 2
 
     def test_a_slow_stream(self, to: Callable[..., Forward]) -> None:
@@ -215,9 +259,10 @@ class TestAnswers:
         """A closed port and an unknown name are reported in words."""
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
-        assert message(to(f"http://127.0.0.1:{port}")) == "http://127.0.0.1 cannot be reached: Connection refused"
+        refused = message(to(f"http://127.0.0.1:{port}"))
+        assert refused == "forward to http://127.0.0.1 failed: it cannot be reached: Connection refused"
         unknown = message(to("https://sink.invalid", timeout="5s"))
-        assert unknown == "https://sink.invalid cannot be reached: the name cannot be resolved"
+        assert unknown == "forward to https://sink.invalid failed: it cannot be reached: the name cannot be resolved"
 
 
 class TestAddresses:
@@ -312,7 +357,7 @@ class TestTls:
     def test_not_trusted(self, to: Callable[..., Forward]) -> None:
         """With an untrusted authority or another name, nothing is sent."""
         with receiving("server") as receiver:
-            assert "has a certificate that is not trusted: unable to get local issuer" in message(to(receiver.url()))
+            assert "its certificate is not trusted: unable to get local issuer" in message(to(receiver.url()))
             assert receiver.received == []
         with receiving("elsewhere") as receiver:
             assert "certificate is not valid for '127.0.0.1'" in message(to(receiver.url(), ca=CA))
@@ -322,7 +367,7 @@ class TestTls:
     def test_old_tls(self, to: Callable[..., Forward]) -> None:
         """TLS 1.1 is rejected."""
         with receiving("server", newest=ssl.TLSVersion.TLSv1_1) as receiver:
-            assert "failed the TLS handshake" in message(to(receiver.url(), ca=CA))
+            assert "the TLS handshake failed" in message(to(receiver.url(), ca=CA))
             assert receiver.received == []
 
     def test_pinned(self, to: Callable[..., Forward]) -> None:
@@ -346,7 +391,7 @@ class TestTls:
     def test_client_certificate(self, to: Callable[..., Forward]) -> None:
         """A receiver that requires a client certificate gets it, and rejects a connection without one."""
         with receiving("server", mutual=True) as receiver:
-            assert "failed the TLS handshake" in message(to(receiver.url(), ca=CA))
+            assert "the TLS handshake failed" in message(to(receiver.url(), ca=CA))
             assert receiver.received == []
             to(receiver.url(), ca=CA, certificate=CLIENT)(EVENT)
             assert len(receiver.received) == 1

@@ -10,6 +10,7 @@ from botocore.awsrequest import AWSResponse
 
 from oncegate import Event, Gate, keys, read
 from oncegate.errors import Bury, RetryLater, SettingError
+from oncegate.infra.rights import PUBLISH_ACTIONS
 from oncegate.sinks import publish
 from oncegate.sinks.publishing import Publisher, publisher, read_destination
 from tests.sinks.conftest import Client
@@ -150,6 +151,18 @@ class TestBus:
         assert (put["detail"], put["detail-type"], put["resources"]) == ({"event": "text"}, "event", [])
 
 
+@pytest.mark.parametrize(("place", "service"), [("sqs://allowed.fifo", "sqs"), ("eventbridge://default", "events")])
+def test_the_policy_allows_each_request(client: Client, to: Callable[..., Publisher], place: str, service: str) -> None:
+    """The policy of a publisher has exactly the actions that a publication uses."""
+    client("sqs").create_queue(QueueName="allowed.fifo", Attributes={"FifoQueue": "true"})
+    handler, used = to(place), list[str]()
+    handler.open().meta.events.register(
+        "before-call", lambda model, **_: used.append(f"{service}:{model.name}"), unique_id="recorder"
+    )
+    handler(EVENT)
+    assert used == list(PUBLISH_ACTIONS[service])
+
+
 def _watch(client: Client, bus: str, queue: str, pattern: dict[str, Any]) -> None:
     sqs, events = client("sqs"), client("events")
     address = sqs.create_queue(QueueName=queue)["QueueUrl"]
@@ -241,9 +254,9 @@ class TestDestinations:
     @pytest.mark.parametrize(
         ("url", "problem"),
         [
-            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in sqs://QUEUE"),
+            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in 'sqs://QUEUE"),
             ("queue", "'queue' is not a URL; use sqs or eventbridge"),
-            ("sqs://", "has no valid queue name; write sqs://QUEUE"),
+            ("sqs://", "has no valid queue name; write 'sqs://QUEUE"),
             ("sqs://a/b", "has no valid queue name"),
             ("sqs://key:secret@q", "has no valid queue name"),
             ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),

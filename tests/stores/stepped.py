@@ -1,16 +1,12 @@
 """A server clock that tests can set, with libfaketime: the server sees the machine's time plus an offset."""
 
-import os
 import shutil
-import subprocess
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+from tests.debian import packaged
 from tests.stores.servers import missing
 
 _LIBRARY = "libfaketimeMT.so.1"
-_INSTALL = "apt-get install libfaketime"
 
 
 class SteppedClock:
@@ -36,32 +32,10 @@ class SteppedClock:
 
 
 def _library(folder: Path) -> Path:
-    """Copy the library into the folder: from the system, from the cache, or from the Debian package."""
-    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncegate-tests" / _LIBRARY
-    for found in (*Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), cached):
-        if found.is_file():
-            return Path(shutil.copy(found, folder))
-    with tempfile.TemporaryDirectory(prefix="oncegate-apt-") as unpacked:
-        library = Path(shutil.copy(_downloaded(Path(unpacked)), folder))
-    with suppress(OSError):  # a home that is not writable: the next run downloads it again
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(library, new := cached.with_suffix(f".{os.getpid()}"))
-        new.replace(cached)
-    return library
-
-
-def _downloaded(folder: Path) -> Path:
-    """Download the library with apt, without root. Uses separate package lists: those of the system may be absent."""
-    apt, unpack = shutil.which("apt-get"), shutil.which("dpkg-deb")
-    if not apt or not unpack:
-        missing("libfaketime", _INSTALL)
-    for part in ("state/lists/partial", "cache/archives/partial"):
-        (folder / part).mkdir(parents=True)
-    places = [f"Dir::State={folder}/state", "Dir::State::status=/var/lib/dpkg/status", f"Dir::Cache={folder}/cache"]
-    options = [part for place in (*places, "APT::Sandbox::User=") for part in ("-o", place)]
-    for command in ([apt, *options, "update"], [apt, *options, "download", "libfaketime"]):
-        if subprocess.run(command, cwd=folder, capture_output=True, timeout=60).returncode:
-            missing("libfaketime", _INSTALL)
-    for package in folder.glob("*.deb"):
-        subprocess.run([unpack, "-x", package, folder], check=True, capture_output=True)
-    return next(folder.glob(f"usr/lib/*/faketime/{_LIBRARY}"))
+    """Copy the library into the folder: from the system, or from the Debian package."""
+    found = next(Path("/usr").glob(f"lib*/**/faketime/{_LIBRARY}"), None)
+    if found is None:
+        found = packaged("libfaketime", f"usr/lib/*/faketime/{_LIBRARY}")
+    if found is None:
+        missing("libfaketime", "apt-get install libfaketime")
+    return Path(shutil.copy(found, folder))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from oncegate import open_store
-from oncegate.claims import InFlight
+from oncegate.claims import Duplicate, Granted, InFlight
 from oncegate.errors import StoreRefused
 from oncegate.stores import open_read_only
 from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing import ManualClock
-from oncegate.testing.requests import claim
+from oncegate.testing.requests import claim, seeded
 from tests.stores.dynamo_server import DynamoServer
 from tests.stores.older_formats import DATA, DAY, LEASE, NAMESPACE, RECORDS, START, assert_usable, key
 from tests.stores.postgres_server import PostgresServer
@@ -93,6 +93,20 @@ def test_postgres_whose_clock_was_set_back(postgres: PostgresServer) -> None:
             again = claim(store, "dan", namespace=NAMESPACE, key=key("held"), payload_hash=held.payload_hash)
             assert isinstance(again, InFlight)
             clock.advance(HOUR)
+
+
+def test_postgres_of_version_2(postgres: PostgresServer) -> None:
+    """The functions of a schema of version 2 are replaced: they did not yet accept a record of unknown content."""
+    url, rule = f"{postgres.url()}?oncegate_schema=older_4", "payload_hash NOT IN (a.hash, '')"
+    open_store(url).close()
+    with postgres.connect() as db:
+        (source,) = db.execute("SELECT pg_get_functiondef('older_4.claim_2'::regproc)").fetchone() or ("",)
+        assert rule in source
+        db.execute(source.replace(rule, "payload_hash <> a.hash").encode())
+        db.execute("UPDATE older_4.meta SET version = 2")
+    with closing(open_store(url)) as store:
+        assert isinstance(seeded(store), Granted)
+        assert isinstance(claim(store), Duplicate)
 
 
 # Calls of processes of version 1, with the functions of version 1.

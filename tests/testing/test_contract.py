@@ -15,6 +15,7 @@ from oncegate.claims import COMPLETED, IN_PROGRESS, Abandon, Admit, Claim, Compl
 from oncegate.clocks import Clock
 from oncegate.stores import memory
 from oncegate.stores.memory import MemoryStore
+from oncegate.testing.claim_contract import ClaimContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.inbox_contract import InboxContract
 from oncegate.testing.model_comparison import machine
@@ -47,6 +48,14 @@ def deleting_release(record: Record | None, operation: Operation, now: int) -> t
 def binds_nothing(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
     if isinstance(operation, Claim):
         operation = replace(operation, binds=False)
+    return claims.step(record, operation, now)
+
+
+def seeds_one_content(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    """The content of a seeded record is compared like a known content."""
+    if isinstance(operation, Claim) and record is not None and not record.payload_hash and operation.binds:
+        operation = replace(operation, payload_hash=b"other")
+        record = replace(record, payload_hash=b"seeded")
     return claims.step(record, operation, now)
 
 
@@ -140,6 +149,7 @@ def _changed(after: Record | None, answer: Any, **fields: Any) -> tuple[Record |
         unfenced,
         deleting_release,
         binds_nothing,
+        seeds_one_content,
         sliding,
         counts_every_loss,
         counts_unavailable,
@@ -165,6 +175,7 @@ def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> 
         (hands_nothing_on, lambda store, clock: AttemptContract().test_handed_on_in_a_batch(store)),
         (redrives_with_losses, AttemptContract().test_buried_keeps_the_counts),
         (admits_without_a_loss, InboxContract().test_admitted_after_two_losses),
+        (seeds_one_content, ClaimContract().test_seeded_again),
     ],
 )
 def test_the_rows_catch(step: Step, row: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

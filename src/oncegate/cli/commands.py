@@ -28,7 +28,8 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
         *("serve_handler", "serve_forward", "serve_publish", "serve_mode"),
         *("work_handler", "work_forward", "work_publish", "handler", "handler_timeout", "threads"),
     ),
-    "Store": ("store", "namespace", "on_store_error", "breaker", "remember"),
+    "Filters": ("id_", "type_", "entity", "state", "error", "newer_than", "older_than"),
+    "Store": ("store", "namespace", "previous", "on_store_error", "breaker", "remember"),
     "Queue": ("work_batch", "work_wait", "work_visibility", "work_in_hand", "work_receivers", "work_drain"),
     "Key": ("key", "strategies", "on_missing_key", "unguarded_types"),
     "Signature": ("serve_signature", "serve_secret_env", "serve_secret_file", "serve_signature_options"),
@@ -98,7 +99,8 @@ class _Help(click.Command):
     """Formats the help of commands and of groups of commands.
 
     `examples` are command lines. `exit_codes` are the codes that have a special meaning for the command.
-    `reads_settings` is false for a command that accepts `--config` without using it."""
+    `reads_settings` is false for a command that accepts `--config` without using it. `sections` are headings of this
+    command alone; they come before the common headings."""
 
     def __init__(
         self,
@@ -106,11 +108,13 @@ class _Help(click.Command):
         examples: Sequence[str] = (),
         exit_codes: Mapping[int, str] | None = None,
         reads_settings: bool = True,
+        sections: Mapping[str, Sequence[str]] | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*arguments, **named)
         self.examples = tuple(examples)
         self.exit_codes = exit_codes or {}
+        self.sections = {**(sections or {}), **SECTIONS}
         help_ = _CONFIG_HELP if reads_settings else _UNUSED_CONFIG_HELP
         self.params.append(
             click.Option(
@@ -133,9 +137,9 @@ class _Help(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and not isinstance(parameter, click.Argument):
-                options.setdefault(section_of(parameter), []).append(record)
+                options.setdefault(section_of(parameter, self.sections), []).append(record)
         width = _column_width(formatter, [name for records in options.values() for name, _ in records])
-        for heading in (_OTHER, *SECTIONS):
+        for heading in (_OTHER, *self.sections):
             if heading in options:
                 with formatter.section(heading):
                     formatter.write_dl([(name.ljust(width), text) for name, text in options[heading]], col_max=width)
@@ -150,13 +154,13 @@ class _Help(click.Command):
                 formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
 
 
-def section_of(parameter: click.Parameter) -> str:
+def section_of(parameter: click.Parameter, sections: Mapping[str, Sequence[str]] = SECTIONS) -> str:
     """The heading of a parameter. A name that is listed in full takes precedence over a prefix."""
     name = "help" if "--help" in parameter.opts else parameter.name or ""
-    for heading, names in SECTIONS.items():
+    for heading, names in sections.items():
         if name in names:
             return heading
-    for heading, names in SECTIONS.items():
+    for heading, names in sections.items():
         if any(prefix.endswith("_") and name.startswith(prefix) for prefix in names):
             return heading
     return _OTHER

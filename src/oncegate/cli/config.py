@@ -30,6 +30,7 @@ _FORWARD: Final = [setting.path for setting in FORWARD]
 _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     Settings.strategy: ["key"],
     Settings.hints: [setting.path for setting in READ],
+    Settings.check_previous: ["previous"],
     handler_of: [*(f"serve.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
     verifier_for: [f"serve.{name}" for name in OF_SIGNATURE],
     secrets_of: ["serve.secret_env", "serve.secret_file"],

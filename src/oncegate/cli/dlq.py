@@ -1,15 +1,16 @@
 """`oncegate dlq`: list, show, redrive and drop dead letters."""
 
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from oncegate.carriers import delivery
-from oncegate.claims import DEAD, Redrive, Reset
+from oncegate.claims import DEAD, Address, Redrive, Reset
 from oncegate.cli import exit_codes, options
 from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.handlers import load_handler
@@ -19,13 +20,31 @@ from oncegate.cli.options import (
     existing_store,
     find_record,
     namespace_of,
-    number,
     output_option,
     read_only_store,
     record_options,
     store_options,
 )
-from oncegate.cli.output import print_error, print_note, print_text, readable_time, show_facts, show_json, show_table
+from oncegate.cli.output import (
+    Progress,
+    print_error,
+    print_text,
+    readable_time,
+    rfc3339,
+    show_facts,
+    show_json,
+    show_table,
+)
+from oncegate.cli.record_filter import (
+    Newest,
+    RecordFilter,
+    dead_letter_filter,
+    limit_option,
+    list_newest,
+    print_listing,
+    scan_option,
+    time_of_dead_letters,
+)
 from oncegate.cli.records import fields, payload_text, sentence
 from oncegate.durations import microseconds, times
 from oncegate.events import Event
@@ -39,9 +58,9 @@ from oncegate.sources import understood
 from oncegate.stores.base import Entry, Store
 
 _PAGE = 100
-_MOST = 1_000_000
 _PAUSE = "1ms"
 _MOST_KEYS = 3  # in a message
+_SHOWN_IN_DRY_RUN = 10
 
 
 @click.group(
@@ -56,38 +75,45 @@ def dlq() -> None:
 @dlq.command(
     name="list",
     short_help="List dead letters.",
-    examples=("oncegate dlq list", "oncegate dlq list --namespace default --limit 20 --output json"),
+    examples=("oncegate dlq list", "oncegate dlq list --error ZeroDivisionError --newer-than 24h --output json"),
 )
 @store_options
-@click.option(
-    "--limit", type=number(most=_MOST), metavar="NUMBER", default=100, show_default=True, help="Maximum number to list."
-)
+@dead_letter_filter
+@limit_option
+@scan_option
 @output_option
-def list_(settings: Settings, limit: int, output: str) -> None:
-    """List dead letters without their payloads."""
+def list_(settings: Settings, chosen: RecordFilter, limit: int, scan: int, output: str) -> None:
+    """List dead letters without their payloads, the newest first.
+
+    The order and the ages are those of the time at which an event became a dead letter. If several filters are given, a
+    dead letter must match all of them.
+    """
     with closing(read_only_store(settings)) as store:
-        entries = store.dead_letters(namespace_of(settings), limit=limit + 1)
-    more = f"Showing the first {limit}; use --limit to see more." if len(entries) > limit else None
-    if output == "json":
-        show_json([fields(entry) for entry in entries[:limit]])
-        if more:
-            print_note(more)
-        return
-    if not entries:
-        print_text("There are no dead letters.")
-        return
-    rows = [_row(entry) for entry in entries[:limit]]
-    headers = ("key", "namespace", "event id", "type", "attempts", "first seen", "error")
-    show_table(headers, rows, essential=("key", "event id", "error"))
-    if more:
-        print_text(more)
+        found = list_newest(_all_dead(store, settings), chosen, limit, scan, "dead letters")
+    print_listing(
+        found,
+        output,
+        lambda entry: _fields(entry, chosen.time_of, rfc3339),
+        lambda entries: _show_rows(entries, chosen.time_of),
+        "There are no dead letters." if chosen.is_empty else "No dead letter matches.",
+        f" of {found.count:,}",
+    )
 
 
-def _row(entry: Entry) -> tuple[Any, ...]:
+def _fields(entry: Entry, time_of: Callable[[Entry], int], spell: Callable[[int | None], str | None]) -> dict[str, Any]:
+    return fields(entry, spell) | {"dead_since": spell(time_of(entry))}
+
+
+def _show_rows(entries: Sequence[Entry], time_of: Callable[[Entry], int]) -> None:
+    headers = ("key", "namespace", "event id", "type", "attempts", "dead since", "error")
+    show_table(headers, [_row(entry, time_of) for entry in entries], essential=("key", "error", "event id"))
+
+
+def _row(entry: Entry, time_of: Callable[[Entry], int]) -> tuple[Any, ...]:
     record, about = entry.record, entry.record.about
-    first_seen = readable_time(record.first_seen)
+    since = readable_time(time_of(entry))
     error = (record.error or "").split("\n")[0]
-    return entry.key.hex(), entry.namespace, about.delivery_id, about.type, record.attempts, first_seen, error
+    return entry.key.hex(), entry.namespace, about.delivery_id, about.type, record.attempts, since, error
 
 
 @dlq.command(
@@ -99,72 +125,224 @@ def show(key: bytes, settings: Settings, output: str) -> None:
     """Show the dead letter KEY and its payload."""
     with closing(read_only_store(settings)) as store:
         entry = _dead(store, settings, key)
+    time_of = time_of_dead_letters(settings)
     if output == "json":
-        show_json(fields(entry) | {"payload": payload_text(entry.record)})
+        show_json(_fields(entry, time_of, rfc3339) | {"payload": payload_text(entry.record)})
         return
     print_text(sentence(entry.record))
-    show_facts(fields(entry, readable_time) | {"payload": payload_text(entry.record)})
+    show_facts(_fields(entry, time_of, readable_time) | {"payload": payload_text(entry.record)})
+
+
+# ── the dead letters that a command changes ───────────────────────────────────────────────────────────────
+
+
+class _Selection:
+    """The dead letters that `redrive` or `drop` changes. `namespaces` has also the namespaces of named events that were
+    redriven before and still wait."""
+
+    def __init__(self, time_of: Callable[[Entry], int]) -> None:
+        self.addresses: list[Address] = []
+        self.namespaces: set[str] = set()
+        self.newest = Newest(_SHOWN_IN_DRY_RUN, time_of)
+        self._time_of = time_of
+
+    def add(self, entry: Entry) -> None:
+        self.namespaces.add(entry.namespace)
+        if entry.record.state == DEAD:
+            self.addresses.append(address_of(entry))
+            self.newest.add(entry)
+
+    def print_count(self) -> None:
+        verb = "matches" if len(self.addresses) == 1 else "match"
+        print_text(f"{times(len(self.addresses), 'dead letter')} {verb}.")
+
+    def show_dry_run(self) -> None:
+        """Show the newest dead letters of the selection."""
+        if self.newest.entries:
+            _show_rows(self.newest.entries, self._time_of)
+        if more := len(self.addresses) - len(self.newest.entries):
+            print_text(f"Showing the newest {len(self.newest.entries)}; {more:,} more match.")
+        print_text("Dry run: nothing was changed.")
+
+
+def _select(
+    store: Store, settings: Settings, keys: Sequence[bytes], chosen: RecordFilter, *, or_waiting: bool = False
+) -> Iterator[Entry]:
+    """Yield the dead letters of these keys, or all dead letters without keys, that match the filter. With `or_waiting`,
+    a key may also be the key of an event that was redriven and is not processed yet."""
+    entries = (
+        (_dead(store, settings, key, or_waiting=or_waiting) for key in dict.fromkeys(keys))
+        if keys
+        else _all_dead(store, settings)
+    )
+    with Progress("dead letters") as progress:
+        for count, entry in enumerate(entries, 1):
+            progress.update(count)
+            if chosen.matches(entry):
+                yield entry
+
+
+def _all_dead(store: Store, settings: Settings) -> Iterator[Entry]:
+    after = None
+    while page := store.dead_letters(namespace_of(settings), after=after, limit=_PAGE):
+        yield from page
+        after = address_of(page[-1])
+
+
+_Change = TypeVar("_Change", Redrive, Reset)
+
+
+def _change(
+    addresses: Sequence[Address],
+    request: Callable[[Address], _Change],
+    write: Callable[[Sequence[_Change]], list[bool]],
+    verb: str,
+) -> int:
+    """Change the dead letters in batches. Prints how many were changed, even if the store fails during the change."""
+    done = 0
+    try:
+        with Progress() as progress:
+            for start in range(0, len(addresses), _PAGE):
+                done += sum(write([request(address) for address in addresses[start : start + _PAGE]]))
+                progress.show(f"{done:,} of {len(addresses):,} {verb}")
+    finally:
+        print_text(f"{done} {verb}.")
+    return done
+
+
+def _check_count(wanted: int, done: int, verb: str) -> None:
+    if done < wanted:
+        print_error(f"{wanted - done} of {wanted} could not be {verb}: another process changed them meanwhile")
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _require_choice(keys: Sequence[bytes], chosen: RecordFilter, all_: bool) -> None:
+    if (bool(keys) or not chosen.is_empty) is all_:
+        raise click.UsageError("name the keys of dead letters, use filters such as --type or --error, or use --all")
+
+
+def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = False) -> Entry:
+    """The dead letter of a key; with `or_waiting`, also an event that was redriven and is not processed yet."""
+    entry = find_record(store, settings, key)
+    if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
+        print_error(f"{key.hex()} is not a dead letter. {sentence(entry.record)}")
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
+    return entry
+
+
+def _open(settings: Settings, *, dry_run: bool) -> Store:
+    return read_only_store(settings) if dry_run else existing_store(settings)
+
+
+def _changing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that `redrive` and `drop` share."""
+    for option in (
+        dead_letter_filter,
+        store_options,
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--dry-run", is_flag=True, help="Show what would be changed, and change nothing."),
+        click.option("--all", "all_", is_flag=True, help="Every dead letter."),
+        click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1),
+    ):
+        command = option(command)
+    return command
+
+
+# ── redrive ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dlq.command(
     short_help="Run dead letters again.",
-    examples=(f"oncegate dlq redrive {EXAMPLE_KEY}", "oncegate dlq redrive --all --handler app:on_event"),
+    examples=(f"oncegate dlq redrive {EXAMPLE_KEY}", "oncegate dlq redrive --type call.ended --handler app:on_event"),
 )
-@click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
-@click.option("--all", "all_", is_flag=True, help="Every dead letter.")
+@_changing_options
 @click.option("--handler", metavar="MODULE:FUNCTION", help="Run the events now, with this handler.")
-@store_options
-def redrive(wanted: tuple[bytes, ...], all_: bool, handler: str | None, settings: Settings) -> None:
+def redrive(
+    wanted: tuple[bytes, ...],
+    all_: bool,
+    dry_run: bool,
+    yes: bool,
+    handler: str | None,
+    settings: Settings,
+    chosen: RecordFilter,
+) -> None:
     """Make dead letters run again. Their attempts are counted from zero.
+
+    Name the KEYs, or select dead letters with filters, or use --all. If several filters are given, a dead letter must
+    match all of them. On a terminal, the command asks for confirmation if --all or filters select several dead letters.
 
     A running `oncegate serve` with the same store starts them within a second. With --handler this command runs them
     itself: up to max_attempts times each, without a pause, and together with all other waiting events of the same
     namespaces. With --handler and --all, the waiting events in the namespaces of the settings run too.
     """
-    _require_keys_or_all(wanted, all_)
+    _require_choice(wanted, chosen, all_)
     call = None if handler is None else load_handler(handler, "--handler")
-    with closing(existing_store(settings)) as store:
-        entries = list(_wanted(store, settings, wanted, or_waiting=True))
-        dead = [entry for entry in entries if entry.record.state == DEAD]
-        redriven = sum(store.redrive([Redrive(entry.namespace, entry.key) for entry in dead]))
-        print_text(f"{redriven} redriven.")
-        _warn_about_calls([entry for entry in dead if is_call_reason(entry.record.about)])
-        _warn_about_unreadable([entry for entry in dead if not is_call_reason(entry.record.about)], settings)
+    with closing(_open(settings, dry_run=dry_run)) as store:
+        selection, warnings = _Selection(chosen.time_of), _Warnings(settings)
+        for entry in _select(store, settings, wanted, chosen, or_waiting=True):
+            selection.add(entry)
+            warnings.add(entry)
+        selection.print_count()
+        if dry_run:
+            warnings.print_all()
+            selection.show_dry_run()
+            return
+        if len(selection.addresses) > 1 and (all_ or not chosen.is_empty) and not yes and sys.stdin.isatty():
+            confirm(f"Redrive {times(len(selection.addresses), 'dead letter')}?")
+        redriven = _change(selection.addresses, lambda at: Redrive(at.namespace, at.key), store.redrive, "redriven")
+        warnings.print_all()
         failed = 0
         if call is not None:
-            names = {entry.namespace for entry in entries} | (_namespaces(settings) if all_ else set())
+            names = selection.namespaces | (_namespaces(settings) if all_ else set())
             failed = _run_all(settings, store, sorted(names), call)
-    _check_count(len(dead), redriven, "redriven")
+    _check_count(len(selection.addresses), redriven, "redriven")
     if failed:
         print_error(f"{times(failed, 'event')} could not be processed")
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _warn_about_calls(entries: Sequence[Entry]) -> None:
-    """Warn about calls of functions that `once` guards: no handler can run them."""
-    if entries:
-        count, named = times(len(entries), "call"), _few([*map(_key, entries)])
-        print_text(f"{count} of a function cannot be redriven and will become a dead letter again: {named}.")
-        print_text("Only a caller of the function can run it. Drop these with `dlq drop`; the next call then runs.")
+class _Warnings:
+    """The dead letters that no handler can run: calls of functions that `once` guards, and events that cannot be
+    read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._hints = settings.hints()
+        self._calls = _Few()
+        self._unreadable = _Few()
+
+    def add(self, entry: Entry) -> None:
+        if entry.record.state != DEAD:
+            return
+        if is_call_reason(entry.record.about):
+            self._calls.add(entry.key.hex())
+        elif (problem := understood(delivery(entry.record.payload), self._hints).problem) is not None:
+            self._unreadable.add(f"{entry.key.hex()} ({problem})")
+
+    def print_all(self) -> None:
+        if self._calls.count:
+            count = times(self._calls.count, "call")
+            print_text(f"{count} of a function cannot be redriven and will become a dead letter again: {self._calls}.")
+            print_text("Only a caller of the function can run it. Drop these with `dlq drop`; the next call then runs.")
+        if self._unreadable.count:
+            count = times(self._unreadable.count, "event")
+            print_text(f"{count} cannot be read and will become a dead letter again: {self._unreadable}.")
+            print_text("Correct the [read] settings, or let the sender send the event again. Then use `dlq drop`.")
 
 
-def _warn_about_unreadable(entries: Sequence[Entry], settings: Settings) -> None:
-    """Warn about events that cannot be read: no handler can run them."""
-    hints = settings.hints()
-    found = {_key(entry): understood(delivery(entry.record.payload), hints).problem for entry in entries}
-    unreadable = [f"{key} ({problem})" for key, problem in found.items() if problem is not None]
-    if unreadable:
-        count = times(len(unreadable), "event")
-        print_text(f"{count} cannot be read and will become a dead letter again: {_few(unreadable)}.")
-        print_text("Correct the [read] settings, or let the sender send the event again. Then use `dlq drop`.")
+class _Few:
+    """Counts texts, and names the first of them."""
 
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: list[str] = []
 
-def _few(things: Sequence[str]) -> str:
-    return ", ".join([*things[:_MOST_KEYS], *(["…"] if len(things) > _MOST_KEYS else [])])
+    def add(self, text: str) -> None:
+        self.count += 1
+        if len(self._first) < _MOST_KEYS:
+            self._first.append(text)
 
-
-def _key(entry: Entry) -> str:
-    return entry.key.hex()
+    def __str__(self) -> str:
+        return ", ".join([*self._first, *(["…"] if self.count > len(self._first) else [])])
 
 
 def _namespaces(settings: Settings) -> set[str]:
@@ -209,51 +387,34 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
         time.sleep(microseconds(_PAUSE, "pause") / 1e6)
 
 
+# ── drop ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 @dlq.command(
     short_help="Delete dead letters.",
-    examples=(f"oncegate dlq drop {EXAMPLE_KEY}", "oncegate dlq drop --all --namespace default --yes"),
+    examples=(f"oncegate dlq drop {EXAMPLE_KEY}", "oncegate dlq drop --older-than 7d --dry-run"),
 )
-@click.argument("wanted", metavar="[KEY]...", type=options.key, nargs=-1)
-@click.option("--all", "all_", is_flag=True, help="Every dead letter.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@store_options
-def drop(wanted: tuple[bytes, ...], all_: bool, yes: bool, settings: Settings) -> None:
-    """Delete dead letters with their payloads. Their events then count as never seen."""
-    _require_keys_or_all(wanted, all_)
-    with closing(existing_store(settings)) as store:
-        entries = list(_wanted(store, settings, wanted))
-        if entries and not yes:
-            confirm(f"Delete {times(len(entries), 'dead letter')} and the payload?")
-        answers = store.reset([Reset(entry.namespace, entry.key, only_dead=True) for entry in entries])
-    print_text(f"{sum(answers)} dropped.")
-    _check_count(len(entries), sum(answers), "dropped")
+@_changing_options
+def drop(
+    wanted: tuple[bytes, ...], all_: bool, dry_run: bool, yes: bool, settings: Settings, chosen: RecordFilter
+) -> None:
+    """Delete dead letters with their payloads. Their events then count as never seen.
 
-
-def _require_keys_or_all(keys: tuple[bytes, ...], all_: bool) -> None:
-    if bool(keys) is all_:
-        raise click.UsageError("name the keys of dead letters, or use --all")
-
-
-def _wanted(store: Store, settings: Settings, keys: tuple[bytes, ...], *, or_waiting: bool = False) -> Iterator[Entry]:
-    if keys:
-        yield from [_dead(store, settings, key, or_waiting=or_waiting) for key in keys]
-        return
-    after = None
-    while page := store.dead_letters(namespace_of(settings), after=after, limit=_PAGE):
-        yield from page
-        after = address_of(page[-1])
-
-
-def _dead(store: Store, settings: Settings, key: bytes, *, or_waiting: bool = False) -> Entry:
-    """The dead letter of a key; with `or_waiting`, also an event that was redriven and is not processed yet."""
-    entry = find_record(store, settings, key)
-    if entry.record.state != DEAD and not (or_waiting and entry.record.payload is not None):
-        print_error(f"{key.hex()} is not a dead letter. {sentence(entry.record)}")
-        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
-    return entry
-
-
-def _check_count(wanted: int, done: int, verb: str) -> None:
-    if done < wanted:
-        print_error(f"{wanted - done} of {wanted} could not be {verb}: another process changed them meanwhile")
-        raise click.exceptions.Exit(exit_codes.FAILED)
+    Name the KEYs, or select dead letters with filters, or use --all. If several filters are given, a dead letter must
+    match all of them.
+    """
+    _require_choice(wanted, chosen, all_)
+    with closing(_open(settings, dry_run=dry_run)) as store:
+        selection = _Selection(chosen.time_of)
+        for entry in _select(store, settings, wanted, chosen):
+            selection.add(entry)
+        selection.print_count()
+        if dry_run:
+            selection.show_dry_run()
+            return
+        if selection.addresses and not yes:
+            confirm(f"Delete {times(len(selection.addresses), 'dead letter')} with the payload?")
+        dropped = _change(
+            selection.addresses, lambda at: Reset(at.namespace, at.key, only_dead=True), store.reset, "dropped"
+        )
+    _check_count(len(selection.addresses), dropped, "dropped")

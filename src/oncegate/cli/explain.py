@@ -1,7 +1,8 @@
 """`oncegate explain`: say whether an event was run and why, with the facts about it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain, islice
 from typing import Any
 
 import click
@@ -10,11 +11,21 @@ import msgspec
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
+from oncegate.cli.copies import (
+    CopyGroup,
+    FileSightings,
+    RecordSightings,
+    Sighting,
+    conclusion,
+    groups_of_deliveries,
+    groups_of_records,
+)
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.explanations import Explainers, Explanation, TriedRoute
 from oncegate.cli.options import NAMESPACE_FILTER, namespace_of, number, output_option, read_only_store, with_settings
 from oncegate.cli.output import (
     print_error,
+    print_note,
     print_text,
     readable_time,
     rfc3339,
@@ -27,12 +38,20 @@ from oncegate.cli.output import (
 from oncegate.cli.records import Search, fields, payload_text, search
 from oncegate.durations import spoken, times
 from oncegate.events import Key
+from oncegate.gate.job import shortened
 from oncegate.settings import Settings
 from oncegate.settings.schema import KEY, READ, STORE
 from oncegate.stores.base import Store
 
 _MOST = 1_000_000
 _SHOWN = 100
+_MOST_COMPARED = 10_000  # events of a file that are held in memory, because the conclusion about them is printed first
+_NO_COPIES_IN_RECORDS = "The records do not show copies ({count}, compared by content, key, type and time)."
+_NO_COPIES_IN_FILE = "The file does not show copies ({count}, compared by content, key, and state within 500 ms)."
+_NOT_RECORDED = (
+    "The store does not record duplicates one by one. The log has a line for each delivery, with status, entity, state"
+    " and occurred_at."
+)
 
 
 @click.command(
@@ -63,6 +82,9 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
     each event of the file is looked up by its key. If the settings have routes, the key of each route is tried;
     --namespace selects one route. Nothing is claimed, run or changed.
 
+    For an entity with several records, and for a file with several events, the first sentence says whether they are
+    copies: retries, a re-emission, a double emission or a conflict.
+
     \b
     Exit codes:
       0  the event is known
@@ -86,22 +108,36 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
 def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: str, scan: int, output: str) -> None:
     found = search(store, namespace_of(settings), id_, scan)
     explained = _without_stages([explainer.record(entry) for entry in found.entries])
+    if not explained:
+        _report_unknown(settings, id_, found, output)
+        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
+    entries = [each.entry for each in explained if each.entry is not None]
+    sightings = RecordSightings(store, explainer.reader).of(entries)
+    groups = groups_of_records(sightings)
+    copies = conclusion(groups, _NO_COPIES_IN_RECORDS.format(count=times(len(entries), "record")))
+    if found.full:
+        copies = f"{copies.removesuffix('.')}; other records match too, but only {len(found.entries):,} were compared."
+    headline = explained[0].sentence if len(explained) == 1 else _headline(id_, found, explained)
     if output == "json":
         shown = [_as_json(each) for each in explained]
+        members = [[entries[each.number - 1].key.hex() for each in group.sightings] for group in groups]
         extent = {"looked_through": found.looked_through, "cut": found.cut}
-        show_json({"id": id_, "sentence": _headline(id_, found, explained, settings), "records": shown, **extent})
-    elif len(explained) == 1:
+        copies_fields = {"sentence": copies, "groups": _groups_as_json(groups, "keys", members)}
+        show_json({"id": id_, "sentence": headline, "copies": copies_fields, "records": shown, **extent})
+        return
+    about_entity = len(explained) > 1 or shortened(id_) == entries[0].record.about.entity
+    if about_entity:
+        print_text(copies)
+    if len(explained) == 1:
         _show(explained[0])
         if found.cut:
             print_text(f"Only the first {found.looked_through:,} records were scanned; use --scan to scan more.")
-    elif explained:
-        print_text(_headline(id_, found, explained, settings))
+    else:
+        print_text(headline)
         _show_table(explained)
         print_text("Explain one record with oncegate explain KEY; select a namespace with --namespace.")
-    if not explained:
-        if output != "json":
-            print_error(_headline(id_, found, explained, settings))
-        raise click.exceptions.Exit(exit_codes.NOT_FOUND)
+    if about_entity:
+        print_text(_NOT_RECORDED)
 
 
 def _without_stages(explained: list[Explanation]) -> list[Explanation]:
@@ -110,21 +146,51 @@ def _without_stages(explained: list[Explanation]) -> list[Explanation]:
     return [each for each in explained if each.entry is None or (each.entry.namespace, each.entry.key) not in shown]
 
 
-def _headline(id_: str, found: Search, explained: list[Explanation], settings: Settings) -> str:
-    if len(explained) == 1:
-        return explained[0].sentence
-    if explained:
-        more = f" among the first {found.looked_through:,} records (use --scan to scan more)" if found.cut else ""
-        return f"{times(len(explained), 'record')} with the key, event id or entity {id_}{more}:"
+def _headline(id_: str, found: Search, explained: list[Explanation]) -> str:
+    """The number of records, and what happened to the latest of them."""
+    more = f" among the first {found.looked_through:,} records (use --scan to scan more)" if found.cut else ""
+    count = f"More than {len(found.entries):,} records" if found.full else times(len(explained), "record")
+    return f"{count} with the key, event id or entity {id_}{more}. The latest: {explained[-1].sentence}"
+
+
+def _report_unknown(settings: Settings, id_: str, found: Search, output: str) -> None:
     if found.cut:
-        return (
+        sentence = (
             f"{id_} was not found in the first {found.looked_through:,} records; use --scan to scan more, --namespace"
             " to scan less, or name the key or the payload (--file)"
         )
-    return (
-        f"{id_} is not known: the event was never seen, its record has expired (retention is {settings['retention']}),"
-        " or the id is that of a later delivery; use --file to find an event by its content"
-    )
+        reasons = []
+    else:
+        sentence = f"{id_} is not known: no record has this key, event id or entity. Possible reasons:"
+        reasons = _reasons(settings)
+    if output == "json":
+        extent = {"looked_through": found.looked_through, "cut": found.cut}
+        show_json({"id": id_, "sentence": sentence, "reasons": reasons, "copies": None, "records": [], **extent})
+        return
+    print_error(sentence)
+    for reason in reasons:
+        print_note(f"- {reason}")
+
+
+def _reasons(settings: Settings) -> list[str]:
+    """Why the store may have no record of an event, each with the command, log line or metric that shows it."""
+    namespace = namespace_of(settings)
+    other = "another store" if namespace is None else f"another store, or in another namespace than {namespace}"
+    return [
+        "The event never arrived. The log of the sender shows whether it was sent.",
+        f"Its record has expired (retention is {settings['retention']}), or an operator reset or dropped it.",
+        f"The event is in {other}. oncegate config show prints the store.",
+        "The id is the id of a later delivery. The store holds only the id of the first delivery. oncegate explain"
+        " --file FILE finds the event by its content.",
+        "The event ran without a record. Its log line has the status unguarded.",
+        "The event could not be read (answer 400), so its dead letter has no id: oncegate dlq list",
+        "The signature was missing or wrong (answer 401). Such a request is not recorded, and its log line has no event"
+        " id. Metric: oncegate_signature_refusals_total. Log line: rejected a request from ADDRESS (in a Lambda"
+        " function: a request was rejected).",
+        "The request was over a limit (answer 413, 429 or 503). Such a request is not recorded, and no log line has its"
+        " event id. Metrics: oncegate_limited_total (429), oncegate_shed_total (503). A body that is too large (413)"
+        " has no metric and no log line: only the sender sees the answer.",
+    ]
 
 
 def _show_table(explained: list[Explanation]) -> None:
@@ -137,7 +203,8 @@ def _show_table(explained: list[Explanation]) -> None:
         times_of = (readable_time(about.occurred_at), readable_time(record.first_seen))
         what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
         rows.append((entry.key.hex(), entry.namespace, *what, *times_of, (record.error or "").split("\n")[0]))
-    show_table(headers, rows, essential=("key", "event id", "type", "state", "occurred"))
+    essential = ("key", "state", "error", "event id", "type", "occurred")
+    show_table(headers, rows, essential, required=("state", "error"))
     if len(explained) > _SHOWN:
         print_text(f"Showing the first {_SHOWN} of {len(explained)}; --output json has all of them.")
 
@@ -147,27 +214,64 @@ def _show_table(explained: list[Explanation]) -> None:
 
 def _explain_file(explainer: Explainers, file: str, output: str) -> None:
     check_readable([file])
-    known = count = 0
-
-    def each() -> Iterator[tuple[FoundEvent, Explanation]]:
-        nonlocal known, count
-        for found in events_of([file], explainer.hints):
-            explained = explainer.event(found.event)
-            known, count = known + (explained.entry is not None), count + 1
-            yield found, explained
-
+    explained_file = _ExplainedFile(explainer, file)
     if output == "json":
-        shown = (_place(found) | _as_json(explained) for found, explained in each())
-        show_json_stream("events", shown, lambda: {"known": known, "count": count})
+        shown = (_place(found) | _as_json(explained) for found, explained in explained_file.events())
+        show_json_stream("events", shown, explained_file.summary)
     else:
-        for found, explained in each():
+        events = explained_file.events()
+        compared = list(islice(events, _MOST_COMPARED + 1))  # one more, to know whether the file has more
+        if len(compared) > 1:
+            print_text(explained_file.summary()["copies"]["sentence"])
+            print()
+        for found, explained in chain(compared, events):
             print_text(f"{found.place}  {found.event.id or ''}".rstrip())
             _show(explained)
             print()
-    if not count:
+    if not explained_file.count:
         print_error(f"there is no event in {click.format_filename(file)}")
-    if not known:
+    if not explained_file.known:
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
+
+
+class _ExplainedFile:
+    """The events of a file that were explained so far: how many there are, how many are known, and their copies."""
+
+    def __init__(self, explainer: Explainers, file: str) -> None:
+        self.count = self.known = 0
+        self._explainer, self._file = explainer, file
+        self._look = FileSightings(explainer.store)
+        self._sightings: list[Sighting] = []
+
+    def events(self) -> Iterator[tuple[FoundEvent, Explanation]]:
+        for found in events_of([self._file], self._explainer.hints):
+            explained = self._explainer.event(found.event)
+            self.known, self.count = self.known + (explained.entry is not None), self.count + 1
+            if self.count <= _MOST_COMPARED and (sighting := self._sighting(found, explained)) is not None:
+                self._sightings.append(sighting)
+            yield found, explained
+
+    def _sighting(self, found: FoundEvent, explained: Explanation) -> Sighting | None:
+        entry = explained.entry
+        if entry is None:
+            return self._look.add(found.event, self._explainer.namespace, explained.key, None)
+        return self._look.add(found.event, entry.namespace, explained.key, entry.record)
+
+    def summary(self) -> dict[str, Any]:
+        groups = groups_of_deliveries(self._sightings)
+        sentence = conclusion(groups, _NO_COPIES_IN_FILE.format(count=times(len(self._sightings), "event")))
+        if self.count > _MOST_COMPARED:
+            sentence = f"{sentence.removesuffix('.')}; only the first {_MOST_COMPARED:,} events were compared."
+        members = [[each.number for each in group.sightings] for group in groups]
+        copies = {"sentence": sentence, "groups": _groups_as_json(groups, "events", members)}
+        return {"known": self.known, "count": self.count, "copies": copies}
+
+
+def _groups_as_json(groups: Sequence[CopyGroup], name: str, members: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    return [
+        {"verdict": group.verdict, "sentence": group.sentence, name: listed}
+        for group, listed in zip(groups, members, strict=True)
+    ]
 
 
 def _place(found: FoundEvent) -> dict[str, Any]:
@@ -189,7 +293,8 @@ def _show(explained: Explanation) -> None:
         rows = [
             (readable_time(at), state, key, "this event" if own else "") for at, state, key, own in explained.timeline
         ]
-        show_table(("time", "state", "key", ""), rows, essential=("time", "state", "key", ""))
+        headers = ("time", "state", "key", "")
+        show_table(headers, rows, essential=headers, required=("state",))
 
 
 def _facts(explained: Explanation) -> dict[str, Any]:

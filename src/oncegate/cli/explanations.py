@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record, matches_content
 from oncegate.cli.options import namespace_of
 from oncegate.cli.output import readable_time
-from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, stage_records
+from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, seeded, stage_records
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
@@ -35,12 +35,13 @@ KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 _NO_ID: Final = "an event without an id"
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
-    "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, or"
-    " its record has expired (retention is {retention})."
+    "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
+    " record has expired (retention is {retention}), or its request was refused."
 )
+_UNLESS_MARKED: Final = ", unless the old place of the setting previous has marked the event"
 _UNKNOWN_TO_ALL: Final = (
-    "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, or its"
-    " record has expired (retention)."
+    "Not known to the routes {routes}: there is no record with the keys of this event. The event was never seen, its"
+    " record has expired (retention), or its request was refused."
 )
 
 
@@ -106,6 +107,8 @@ def event_name(record: Record) -> str:
 def _completed(record: Record, now: int) -> str:
     done = f"{spoken(now - (record.completed_at or now))} ago"
     next_delivery = f"{further_deliveries(record)} with this key is a duplicate and is not run."
+    if record.is_seeded:
+        return f"{seeded(spoken(now - record.first_seen))} {next_delivery}"
     if record.completed_at == record.first_seen:
         how = "by mark_first, by seen, or as another emission of a processed state change"
         return f"Marked as done: {event_name(record)} was recorded {done} in one write, {how}. {next_delivery}"
@@ -245,10 +248,15 @@ class Explainers:
     use, because the key of a route may be a function that must be imported."""
 
     def __init__(self, store: Store, settings: Settings, scan_limit: int) -> None:
-        self._store = store
+        self.store = store
         self._scan_limit = scan_limit
         self._routes = by_route(settings)
         self._explainers: dict[str, Explainer] = {}
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the first route."""
+        return str(next(iter(self._routes.values()))["namespace"])
 
     @property
     def hints(self) -> Hints:
@@ -257,9 +265,16 @@ class Explainers:
 
     def record(self, entry: Entry) -> Explanation:
         """Explain a record with the key of the route that has its namespace."""
-        own = (name for name, route in self._routes.items() if route["namespace"] == entry.namespace)
+        return self._for(entry.namespace).record(entry)
+
+    def reader(self, namespace: str) -> tuple[keys.Strategy, Hints]:
+        """The key strategy and the hints of the route that has this namespace."""
+        return self._for(namespace).reader
+
+    def _for(self, namespace: str) -> "Explainer":
+        own = (name for name, route in self._routes.items() if route["namespace"] == namespace)
         *_, last = self._routes
-        return self._of(next(own, last)).record(entry)
+        return self._of(next(own, last))
 
     def event(self, event: Event) -> Explanation:
         """Explain an event with the first route that has a record of it."""
@@ -274,7 +289,7 @@ class Explainers:
 
     def _of(self, name: str) -> "Explainer":
         if name not in self._explainers:
-            self._explainers[name] = Explainer(self._store, self._routes[name], self._scan_limit)
+            self._explainers[name] = Explainer(self.store, self._routes[name], self._scan_limit)
         return self._explainers[name]
 
     def _read(self, event: Event, name: str) -> Event:
@@ -300,6 +315,10 @@ class Explainer:
         config = validate({name: settings[name] for name in DEFAULTS})
         self._identify = Identifier(self._make, config, wall, Observers((), config.namespace, wall))
         self.hints = settings.hints()
+
+    @property
+    def reader(self) -> tuple[keys.Strategy, Hints]:
+        return self._make, self.hints
 
     def record(self, entry: Entry) -> Explanation:
         """Explain a record, with facts from its payload if the record still has a payload."""
@@ -352,7 +371,8 @@ class Explainer:
         if isinstance(item, RejectedEvent):
             return Explanation(item.outcome.reason, now)
         if isinstance(item, UnguardedEvent):
-            return Explanation(f"Run without protection against duplicates: {item.unguarded}.", now)
+            unguarded = " ".join(item.unguarded.split())
+            return Explanation(f"Run without protection against duplicates: {unguarded}.", now)
         return self._look_up(item, now)
 
     def _look_up(self, job: Job, now: int) -> Explanation:
@@ -364,8 +384,9 @@ class Explainer:
             key, entries = Key(job.carried, HANDED_ON, (job.carried.hex(),), key.binds), published
         entry = next((each for each in entries if each.namespace == within), entries[0] if entries else None)
         if entry is None:
+            run = f"is run{_UNLESS_MARKED}" if self._settings["previous"] else "is run"
             sentence = _UNKNOWN.format(
-                then="is run" if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
+                then=run if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
                 retention=self._settings["retention"],
             )
             return self._with_timeline(Explanation(sentence, now, key=key), within, key)
@@ -374,7 +395,7 @@ class Explainer:
     def _explain_delivery(self, event: Event, key: Key, entry: Entry, now: int) -> Explanation:
         """Explain what happens to a delivery of the event now."""
         record = entry.record
-        same = keys.content_hash(event) == record.payload_hash
+        same = matches_content(record, keys.content_hash(event))
         if key.binds and not same:
             return self._conflict(event, key, entry, now)
         kind = kind_by_evidence(event, key, record.about.delivery_id, same_content=same)

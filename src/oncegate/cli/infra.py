@@ -20,11 +20,13 @@ _OPTIONS_OF: Final = {
     "a function": ("lambda_runtime", "lambda_timeout", "lambda_memory", "env"),
     "a queue": ("message_retention", "max_receives"),
     "a rule": ("bus", "partner_source", "pattern"),
+    "a function or --policy": ("publish",),
 }
 _TO_ADD: Final = {
     "a function": "name its package with --lambda-zip FILE",
     "a queue": "add --queue",
     "a rule": "remove --no-rule",
+    "a function or --policy": "print the policy of a worker with `oncegate infra template --policy`",
 }
 
 
@@ -110,6 +112,12 @@ _PART_OPTIONS = (
     click.option(
         "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable of the function; repeatable."
     ),
+    click.option(
+        "--publish",
+        multiple=True,
+        metavar="URL",
+        help="A queue or bus that the consumer may publish to, as in the setting `publish`; repeatable.",
+    ),
 )
 
 
@@ -190,7 +198,7 @@ def template(policy: bool, **given: Any) -> None:
 
     No request is sent to AWS, but Oncegate must be installed with the pip extra `aws`.
     """
-    wanted = _wanted(given)
+    wanted = _wanted(given, policy=policy)
     _actions().template(wanted, policy=policy)
     if not policy:
         _warn_about_default_bus(wanted)
@@ -205,10 +213,12 @@ def _actions() -> Any:
     return infra_actions
 
 
-def _wanted(given: dict[str, Any]) -> Wanted:
+def _wanted(given: dict[str, Any], *, policy: bool = False) -> Wanted:
     function = _function(given) if given["lambda_zip"] or given["lambda_handler"] else None
     queue = given["queue"] if given["queue"] is not None else function is None
-    _refuse_unused_options({"a function": function is not None, "a queue": queue, "a rule": given["rule"]})
+    has_function = function is not None
+    parts = {"a function": has_function, "a queue": queue, "a rule": given["rule"]}
+    _refuse_unused_options(parts | {"a function or --policy": has_function or policy})
     return checked(
         Wanted(
             name=given["name"],
@@ -219,6 +229,7 @@ def _wanted(given: dict[str, Any]) -> Wanted:
             partner_source=given["partner_source"],
             pattern=_pattern(given["pattern"]),
             function=function,
+            publish=given["publish"],
             endpoint=given.get("endpoint"),
             max_receives=given["max_receives"],
             message_retention=_seconds(given["message_retention"], "--message-retention"),

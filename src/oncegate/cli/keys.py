@@ -1,6 +1,8 @@
-"""`oncegate keys`: show or delete the record of a key."""
+"""`oncegate keys`: list records, and show or delete the record of a key."""
 
+from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import click
 import msgspec
@@ -8,19 +10,92 @@ import msgspec
 from oncegate.claims import Reset
 from oncegate.cli import exit_codes, options
 from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
-from oncegate.cli.options import confirm, existing_store, find_record, read_only_store, record_options, store_options
-from oncegate.cli.output import print_error, print_text, readable_time, show_facts, show_json
+from oncegate.cli.options import (
+    confirm,
+    existing_store,
+    find_record,
+    namespace_of,
+    output_option,
+    read_only_store,
+    record_options,
+    store_options,
+)
+from oncegate.cli.output import (
+    print_error,
+    print_text,
+    readable_time,
+    show_facts,
+    show_json,
+    show_table,
+    state_name,
+)
+from oncegate.cli.record_filter import (
+    STATES,
+    RecordFilter,
+    limit_option,
+    list_newest,
+    print_listing,
+    scan_option,
+    type_option,
+)
 from oncegate.cli.records import NOT_CONSUMED, fields, sentence, stage_records
 from oncegate.settings import Settings
+from oncegate.stores.base import Entry
+from oncegate.stores.base import scan as all_records
 
 
 @click.group(
     cls=CliGroup,
-    short_help="Show or reset the record of a key.",
-    examples=(f"oncegate keys show {EXAMPLE_KEY}", f"oncegate keys reset {EXAMPLE_KEY} --yes"),
+    short_help="List records, or show or reset a record.",
+    examples=(
+        "oncegate keys list",
+        f"oncegate keys show {EXAMPLE_KEY}",
+        f"oncegate keys reset {EXAMPLE_KEY} --yes",
+    ),
 )
 def keys() -> None:
-    """Show or reset the record of a key."""
+    """List records, or show or reset the record of a key."""
+
+
+@keys.command(
+    name="list",
+    short_help="List records.",
+    examples=("oncegate keys list", "oncegate keys list --state completed --type call.ended --limit 20"),
+)
+@store_options
+@click.option("--state", type=click.Choice(list(STATES)), help="Only records in this state.")
+@type_option
+@click.option("--entity", metavar="ENTITY", help="Only events of this entity, such as a conversation.")
+@limit_option
+@scan_option
+@output_option
+def list_(
+    settings: Settings, state: str | None, type_: str | None, entity: str | None, limit: int, scan: int, output: str
+) -> None:
+    """List records without their payloads, the newest first. Nothing is changed.
+
+    The order is that of the time at which an event was first seen. If several filters are given, a record must match
+    all of them. No store has an index by type, entity or time, so the command scans all records.
+    """
+    chosen = RecordFilter(state=None if state is None else STATES[state], type=type_, entity=entity)
+    with closing(read_only_store(settings)) as store:
+        found = list_newest(all_records(store, namespace_of(settings)), chosen, limit, scan, "records")
+    # The note has no total: the scan of some stores may yield a record twice.
+    print_listing(
+        found, output, fields, _show_rows, "There are no records." if chosen.is_empty else "No record matches."
+    )
+
+
+def _show_rows(entries: Sequence[Entry]) -> None:
+    headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
+    show_table(headers, [_row(entry) for entry in entries], essential=("key", "state", "event id", "type"))
+
+
+def _row(entry: Entry) -> tuple[Any, ...]:
+    record, about = entry.record, entry.record.about
+    what = (about.delivery_id, about.type, about.entity, state_name(record.state), record.attempts)
+    error = (record.error or "").split("\n")[0]
+    return entry.key.hex(), entry.namespace, *what, readable_time(record.first_seen), error
 
 
 @keys.command(

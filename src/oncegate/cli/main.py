@@ -16,6 +16,7 @@ from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import print_error
 from oncegate.cli.read import read
+from oncegate.cli.seed import seed
 from oncegate.cli.serve import serve
 from oncegate.cli.simulate import simulate
 from oncegate.cli.streams import StdoutError
@@ -47,6 +48,7 @@ cli.add_command(simulate)
 cli.add_command(verify)
 cli.add_command(explain)
 cli.add_command(keys)
+cli.add_command(seed)
 cli.add_command(dlq)
 cli.add_command(config)
 cli.add_command(infra)

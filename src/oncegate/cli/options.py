@@ -1,5 +1,6 @@
 """Options and helpers that several commands share."""
 
+import select
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -40,6 +41,7 @@ _FILES = frozenset(
     }
 )
 _MOST = 1_000_000_000
+_ANSWER_WITHIN = 5.0  # seconds
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -144,17 +146,35 @@ def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def confirm(question: str) -> None:
-    """Ask the question on the terminal, or read the answer from a pipe. Exits unless the answer is yes."""
-    if sys.stdin.isatty():
-        yes = click.confirm(question, err=True)
-    elif answer := sys.stdin.readline():
-        yes = answer.strip().lower() in ("y", "yes")
-    else:
+    """Ask the question on the terminal, or read the answer from a pipe. Exits unless the answer is yes.
+
+    The text that the question is about goes to stdout. stdout is flushed first, so that this text appears before the
+    question if stdout is a pipe to the same terminal. The question goes to stderr. If only stdout is a terminal, the
+    question goes to stdout, because nobody would see it in the file or pipe of stderr. click.confirm is not used: on a
+    terminal, Python writes its question to stderr in every case."""
+    sys.stdout.flush()
+    asks = sys.stdin.isatty()
+    if asks:
+        to_stderr = sys.stderr.isatty() or not sys.stdout.isatty()
+        print(f"{question} [y/N]: ", end="", file=sys.stderr if to_stderr else sys.stdout, flush=True)
+    answer = sys.stdin.readline() if asks or _has_input() else ""
+    if not answer and asks:
+        raise click.Abort
+    if not answer:
         print_error("cannot ask for confirmation because stdin is not a terminal; add --yes to confirm")
         raise click.exceptions.Exit(exit_codes.USAGE)
-    if not yes:
+    if answer.strip().lower() not in ("y", "yes"):
         print_text("Nothing was changed.")
         raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _has_input() -> bool:
+    """Whether stdin has input, or is at its end. Waits at most 5 s: a script may have left a pipe open that nobody
+    writes to."""
+    try:
+        return bool(select.select([sys.stdin], [], [], _ANSWER_WITHIN)[0])
+    except (OSError, ValueError):  # stdin is not a file of the system, so a read returns at once
+        return True
 
 
 def existing_store(settings: Settings) -> Store:

@@ -22,6 +22,7 @@ _WIDE = 150  # a terminal with at least this width shows all columns, with folde
 _GAP = 2
 _NARROWEST = 8  # a column that would be narrower than this is left out
 _LONGEST_LABEL = 40
+_LONGEST_WORD = 16
 _KEY = "key"
 _PROGRESS_AFTER = 1_000_000  # microseconds
 _PROGRESS_EVERY = 200_000
@@ -91,45 +92,101 @@ def _json(value: Any) -> str:
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], essential: Collection[str]) -> None:
+def show_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    essential: Sequence[str],
+    *,
+    required: Collection[str] = (),
+) -> None:
     """Print a table. Long cells are folded, never cut.
 
-    If the terminal is too narrow for all columns, only the essential columns are shown. If the terminal is too narrow
-    for the essential columns, the last of them are left out. A line below the table names the missing columns. In a
-    pipe, all columns are printed.
+    If the terminal is too narrow for all columns, only the essential columns are shown. `essential` lists the most
+    important column first. If the terminal is too narrow for the essential columns, the last of them are left out. If a
+    required column would be left out, each row is printed with one essential column per line instead. A line below the
+    table names the missing columns. In a pipe, all columns are printed.
     """
     texts = _texts(rows)
     if not sys.stdout.isatty():
         _print_plain(headers, texts)
         return
     console = Console(highlight=False)
-    used = [index for index, header in enumerate(headers) if header in essential or any(row[index] for row in texts)]
-    widths = {index: max(cell_len(row[index]) for row in [headers, *texts]) for index in used}
-    unfolded = {index for index in used if headers[index] == _KEY or (index == 0 and widths[index] <= _LONGEST_LABEL)}
-    shown = used
-    if console.width < _WIDE and sum(widths.values()) + _GAP * (len(widths) - 1) > console.width:
-        shown = _fitting([index for index in used if headers[index] in essential], widths, unfolded, console.width)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for index in shown:
-        least = None if index in unfolded else min(widths[index], _NARROWEST)
-        no_wrap = index in unfolded and widths[index] <= console.width  # rich would cut a longer cell
-        table.add_column(headers[index], overflow="fold", no_wrap=no_wrap, min_width=least)
-    for row in texts:
-        table.add_row(*(Text(row[index]) for index in shown))
-    console.print(table)
-    missing = [headers[index] for index in used if index not in shown and any(row[index] for row in texts)]
+    columns = [
+        _Column(header, [row[index] for row in texts], is_first=not index, is_required=header in required)
+        for index, header in enumerate(headers)
+    ]
+    used = [column for column in columns if column.header in essential or any(column.cells)]
+    wanted = shown = used
+    if console.width < _WIDE and sum(column.width + _GAP for column in used) - _GAP > console.width:
+        wanted = [column for column in used if column.header in essential]
+        shown = _fitting(wanted, essential, console.width)
+    if any(column.is_required and column not in shown for column in used):
+        shown = wanted
+        _print_rows(shown)
+    else:
+        _print_table(console, shown)
+    missing = [column.header for column in used if column not in shown and any(column.cells)]
     if missing:
         console.print(Text(f"Columns not shown: {', '.join(missing)}. Use a wider terminal or a pipe.", "dim"))
 
 
-def _fitting(columns: list[int], widths: dict[int, int], unfolded: Collection[int], room: int) -> list[int]:
-    """Remove foldable columns, the last column first, until no column has to be narrower than `_NARROWEST`. Returns the
-    remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
+class _Column:
+    """A column, its width, and the least width to which its cells may be folded. Keys and short labels are not folded.
+    A required column is not folded within a word, unless the word is long."""
+
+    def __init__(self, header: str, cells: list[str], *, is_first: bool, is_required: bool) -> None:
+        self.header, self.cells, self.is_required = header, cells, is_required
+        self.width = max(map(cell_len, [header, *cells]))
+        self.is_folded = header != _KEY and not (is_first and self.width <= _LONGEST_LABEL)
+        self.least = min(self.width, _NARROWEST) if self.is_folded else self.width
+        if is_required:
+            words = (cell_len(word) for cell in cells for word in cell.split())
+            self.least = max(self.least, min(max(words, default=0), _LONGEST_WORD))
+
+
+def _fitting(columns: list[_Column], essential: Sequence[str], room: int) -> list[_Column]:
+    """Remove foldable columns, the least important column first, until no column has to be narrower than its least
+    width. Returns the remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
     shown = list(columns)
-    least = {index: widths[index] if index in unfolded else min(widths[index], _NARROWEST) for index in columns}
-    while sum(least[index] + _GAP for index in shown) - _GAP > room and (foldable := [*set(shown) - set(unfolded)]):
-        shown.remove(max(foldable))
+    foldable = sorted((column for column in columns if column.is_folded), key=lambda each: essential.index(each.header))
+    while sum(column.least + _GAP for column in shown) - _GAP > room and foldable:
+        shown.remove(foldable.pop())
     return shown
+
+
+def _print_table(console: Console, columns: list[_Column]) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, width in zip(columns, _widths(columns, console.width), strict=True):
+        no_wrap = not column.is_folded and column.width <= console.width  # rich would cut a longer cell
+        table.add_column(column.header, overflow="fold", no_wrap=no_wrap, width=width)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _widths(columns: list[_Column], room: int) -> list[int | None]:
+    """The width of each column: its least width, and a share of the remaining room if the column needs more. All are
+    None if the least widths do not fit; rich then chooses the widths. Rich also reduces a column below its minimum
+    width, and then cuts its cells, so the widths are not left to rich."""
+    left = room - sum(column.least + _GAP for column in columns) + _GAP
+    if left < 0:
+        return [None] * len(columns)
+    widths: dict[int, int | None] = {}
+    by_need = sorted(range(len(columns)), key=lambda index: columns[index].width - columns[index].least)
+    for position, index in enumerate(by_need):
+        column = columns[index]
+        more = min(column.width - column.least, left // (len(columns) - position))
+        widths[index] = column.least + more
+        left -= more
+    return [widths[index] for index in range(len(columns))]
+
+
+def _print_rows(columns: list[_Column]) -> None:
+    """Print each row with one cell per line. Empty cells are left out."""
+    for number, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        if number:
+            print()
+        show_facts({column.header: cell for column, cell in zip(columns, cells, strict=True) if cell})
 
 
 def show_plain_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -150,12 +207,15 @@ def _print_plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_facts(facts: dict[str, Any]) -> None:
-    """Print one fact per line. Facts that are None are left out."""
-    known = {name: clean(value) for name, value in facts.items() if value is not None}
+    """Print one fact per line. Facts that are None are left out. If a value has several lines, the lines after the
+    first are indented."""
+    known = {name: str(value).splitlines() or [""] for name, value in facts.items() if value is not None}
     width = max(len(name) for name in known)
     console = Console(highlight=False, soft_wrap=True)
-    for name, value in known.items():
-        console.print(Text.assemble((name.ljust(width), "dim"), "  ", (value, _COLOURS.get(value, ""))))
+    for name, (first, *others) in known.items():
+        console.print(Text.assemble((name.ljust(width), "dim"), "  ", (clean(first), _COLOURS.get(first, ""))))
+        for line in others:
+            console.print(Text(f"{' ' * (width + 2)}{clean(line)}"))
 
 
 class Progress:

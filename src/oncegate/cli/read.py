@@ -12,8 +12,9 @@ from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.options import number, output_option, with_settings
 from oncegate.cli.output import print_text, readable_time, rfc3339, show_json_stream, show_table
+from oncegate.cli.similar_events import SimilarEvents, alias_setting
 from oncegate.cli.strategy_comparison import Column, Group, Made, NamedStrategy, StrategyComparison, advice, listed
-from oncegate.durations import times
+from oncegate.durations import spoken, times
 from oncegate.errors import SettingError
 from oncegate.events import Event
 from oncegate.settings import Settings
@@ -54,13 +55,19 @@ def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settin
     A FILE holds one JSON document, an array, or one document per line; - reads stdin. Nothing is claimed, run or
     stored. Exits with 1 if the files hold no event.
     """
-    comparison, hints = StrategyComparison(_strategies(settings, strategies)), settings.hints()
+    comparison, similar = StrategyComparison(_strategies(settings, strategies)), SimilarEvents()
     check_readable(files)
+
+    def keyed() -> Iterator[tuple[FoundEvent, list[Made]]]:
+        for found in events_of(files, settings.hints()):
+            similar.add(found.event)
+            yield found, comparison.add(found.event)
+
     if output == "json":
-        events = (_fields(found, comparison.add(found.event)) for found in events_of(files, hints))
-        show_json_stream("events", events, lambda: _summary(comparison))
+        events = (_fields(found, made) for found, made in keyed())
+        show_json_stream("events", events, lambda: _summary(comparison, similar))
     else:
-        _show(events_of(files, hints), comparison, limit)
+        _show(keyed(), comparison, similar, limit)
     if not comparison.count:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
@@ -85,12 +92,13 @@ def _strategy(name: str) -> keys.Strategy:
         raise SettingError(f"--key: {error}") from error
 
 
-def _show(events: Iterator[FoundEvent], comparison: StrategyComparison, limit: int) -> None:
+def _show(
+    events: Iterator[tuple[FoundEvent, list[Made]]], comparison: StrategyComparison, similar: SimilarEvents, limit: int
+) -> None:
     """Print tables of the first events and their keys, then the results for all events."""
     shown: list[tuple[FoundEvent, list[Made]]] = []
     total = 0
-    for found in events:
-        made = comparison.add(found.event)
+    for found, made in events:
         total = found.number
         if total <= limit:
             shown.append((found, made))
@@ -101,7 +109,8 @@ def _show(events: Iterator[FoundEvent], comparison: StrategyComparison, limit: i
         print_text(f"Showing the first {limit} of {total} events; use --limit to see more.")
         print()
     if comparison.count > 1:
-        _show_columns(comparison)
+        _show_columns(comparison, similar)
+        _show_similar(comparison, similar)
     print_text(advice(comparison))
 
 
@@ -109,9 +118,9 @@ def _show_events(events: list[FoundEvent]) -> None:
     noted = any(found.event.problem or found.event.frame for found in events)
     rows = [_row(found) for found in events]
     headers = ("event", "place", "source", "type", "entity", "part", "state", "time", "id", "problem")
-    essential = ("event", "type", "entity", "state", "time", "id", "problem")
+    essential = ("event", "state", "problem", "type", "entity", "time", "id")
     last = None if noted else -1
-    show_table(headers[:last], [row[:last] for row in rows], essential=essential)
+    show_table(headers[:last], [row[:last] for row in rows], essential, required=("state", "problem"))
     print()
 
 
@@ -142,12 +151,12 @@ def _key_row(found: FoundEvent, made: Made) -> tuple[Any, ...]:
     return str(made.key), found.number, made.strategy, f"{parts}{joins}"
 
 
-def _show_columns(comparison: StrategyComparison) -> None:
+def _show_columns(comparison: StrategyComparison, similar: SimilarEvents) -> None:
     """Print a line for each strategy, and a line for each group of events that share a key."""
     width = max(len(column.name) for column in comparison.columns)
     for column in comparison.columns:
         print_text(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
-        for line in _details(column):
+        for line in _details(column, similar):
             print_text(f"{' ' * width}    {line}")
     print()
 
@@ -160,16 +169,50 @@ def _verdict(column: Column, count: int) -> str:
     return found if column.merged or keyless else f"all {column.distinct} events are different"
 
 
-def _details(column: Column) -> Iterator[str]:
+def _details(column: Column, similar: SimilarEvents) -> Iterator[str]:
     groups = column.groups
     for group in groups[:_MOST_GROUPS]:
-        yield f"{listed(group.events)} share a key: {_relation(group)}"
+        yield f"{listed(group.events)} share a key: {_relation(group)}{_differing(similar, *_unequal(group))}"
     if len(groups) > _MOST_GROUPS:
         yield f"and {len(groups) - _MOST_GROUPS} more groups"
     for reason, numbers in list(column.missing.items())[:_MOST_GROUPS]:
         yield f"{listed(numbers)}: {reason}"
     if column.splits:
         yield f"{listed(column.splits)} arrived too late to separate two events that were joined (timeline.split)"
+
+
+def _show_similar(comparison: StrategyComparison, similar: SimilarEvents) -> None:
+    """Print the events with one entity and state that no strategy joins, and the states that may have two names."""
+    same, names = similar.same_state(comparison.is_joined), similar.two_names(comparison.is_joined)
+    for each in same[:_MOST_GROUPS]:
+        differing = _differing(similar, *each.events)
+        print_text(f"{listed(each.events)} report the same state ({each.state}), {spoken(each.apart)} apart{differing}")
+    if len(same) > _MOST_GROUPS:
+        print_text(f"and {len(same) - _MOST_GROUPS} more pairs with the same state")
+    for pair in names[:_MOST_GROUPS]:
+        states = " and ".join(pair.states)
+        print_text(f"{listed(pair.events)} report the states {states} of one entity, {spoken(pair.apart)} apart")
+    if names:
+        print_text("If these names mean the same state, set this key, or try it with --key:")
+        print_text(f"    {_setting(alias_setting(names))}")
+    if same or names:
+        print()
+
+
+def _setting(strategy: str) -> str:
+    """The line of the settings file."""
+    return f"key = '{strategy}'" if "'" not in strategy else f"key = {msgspec.json.encode(strategy).decode()}"
+
+
+def _unequal(group: Group) -> list[int]:
+    """The first event of a group, and the events whose content differs from it."""
+    others = [number for number, each in zip(group.events[1:], group.merged, strict=True) if not each.same_content]
+    return [group.events[0], *others]
+
+
+def _differing(similar: SimilarEvents, *events: int) -> str:
+    paths = similar.differing(*events)
+    return f"; they differ at {', '.join(paths)}" if paths else ""
 
 
 def _relation(group: Group) -> str:
@@ -222,15 +265,31 @@ def _key_fields(made: Made) -> dict[str, Any]:
     }
 
 
-def _summary(comparison: StrategyComparison) -> dict[str, Any]:
-    return {"strategies": [_column_fields(column) for column in comparison.columns], "advice": advice(comparison)}
+def _summary(comparison: StrategyComparison, similar: SimilarEvents) -> dict[str, Any]:
+    same, names = similar.same_state(comparison.is_joined), similar.two_names(comparison.is_joined)
+    return {
+        "strategies": [_column_fields(column, similar) for column in comparison.columns],
+        "same_state": [
+            {"events": each.events, "state": each.state, "differs_in": similar.differing(*each.events)} for each in same
+        ],
+        "two_names": [{"events": each.events, "states": each.states} for each in names],
+        "suggested_key": alias_setting(names) if names else None,
+        "advice": advice(comparison),
+    }
 
 
-def _column_fields(column: Column) -> dict[str, Any]:
+def _column_fields(column: Column, similar: SimilarEvents) -> dict[str, Any]:
     return {
         "strategy": column.name,
         "distinct": column.distinct,
-        "groups": [{"events": each.events, "same_content": each.same_content} for each in column.groups],
+        "groups": [
+            {
+                "events": each.events,
+                "same_content": each.same_content,
+                "differs_in": similar.differing(*_unequal(each)),
+            }
+            for each in column.groups
+        ],
         "missing": [{"reason": reason, "events": numbers} for reason, numbers in column.missing.items()],
         "splits": column.splits,
     }

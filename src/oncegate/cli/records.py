@@ -26,6 +26,8 @@ def sentence(record: Record) -> str:
     now = wall()
     if record.state == COMPLETED:
         done = spoken(now - (record.completed_at or now))
+        if record.is_seeded:
+            return f"{seeded(done)} {further_deliveries(record)} is a duplicate, whatever its content."
         if record.handed_to is not None:
             return f"Published to {record.handed_to} {done} ago. {further_deliveries(record)} there is a duplicate."
         return f"Processed {done} ago. {further_deliveries(record)} is a duplicate."
@@ -44,6 +46,11 @@ def sentence(record: Record) -> str:
         since = spoken(now - record.unavailable_since)
         return f"Released: what the handler calls has been unavailable for {since}. The next delivery runs the event."
     return f"Released after {times(record.attempts, 'attempt')}. The next delivery runs the event again."
+
+
+def seeded(age: str) -> str:
+    """The origin of a record of unknown content. `age` says how long ago it was written."""
+    return f"Seeded {age} ago from an earlier deduplication table: earlier code processed the event; content unknown."
 
 
 def further_deliveries(record: Record) -> str:
@@ -102,11 +109,13 @@ def payload_text(record: Record) -> str | None:
 
 
 class Search(Struct, frozen=True):
-    """The records that were found, and how many were scanned. `cut`: the store has more records than were scanned."""
+    """The records that were found, and how many were scanned. `cut`: the store has more records than were scanned.
+    `full`: more than 1,000 records match, and only 1,000 of them are in `entries`."""
 
     entries: list[Entry]
     looked_through: int = 0
     cut: bool = False
+    full: bool = False
 
 
 def search(store: Store, namespace: str | None, id_: str, limit: int) -> Search:
@@ -117,16 +126,20 @@ def search(store: Store, namespace: str | None, id_: str, limit: int) -> Search:
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
     found: dict[tuple[str, bytes], Entry] = {}
-    count = 0
+    count, full = 0, False
     entries_in_store = scan(store, namespace)
     with Progress("records") as progress:
         for entry in islice(entries_in_store, limit):
             count += 1
             progress.update(count)
-            if name in (entry.record.about.delivery_id, entry.record.about.entity) and len(found) < _MOST_FOUND:
+            if name not in (entry.record.about.delivery_id, entry.record.about.entity):
+                continue
+            if len(found) < _MOST_FOUND or (entry.namespace, entry.key) in found:
                 found[entry.namespace, entry.key] = entry
+            else:
+                full = True
         cut = next(entries_in_store, None) is not None
-    return Search(sorted(found.values(), key=event_order), count, cut)
+    return Search(sorted(found.values(), key=event_order), count, cut, full)
 
 
 def _key(written: str) -> bytes | None:

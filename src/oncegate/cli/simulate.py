@@ -1,6 +1,7 @@
 """`oncegate simulate`: generate realistic traffic with known duplicates, and send it to a target."""
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import takewhile
@@ -83,7 +84,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     metavar="URL",
     required=True,
     help="Target: http://HOST/events, sqs://QUEUE, eventbridge://BUS, file://PATH, or - for stdout. AWS targets accept"
-    " ?region=NAME and &endpoint=URL.",
+    " ?region=NAME and &endpoint=URL; quote such a URL in the shell: 'sqs://QUEUE?region=NAME'.",
 )
 @click.option("--events", type=number(), metavar="NUMBER", default=1_000, show_default=True, help="Number of events.")
 @click.option(
@@ -267,7 +268,8 @@ def _show(plan: Plan, summary: Summary, truth: str | None, recording: str | None
         print_text(f"Not accepted: {why}.")
     if truth:
         print_text(
-            f"The truth file is {truth}. Compare it with the effects: oncegate verify --truth {truth} --effects FILE"
+            f"The truth file is {truth}. Compare it with the effects:"
+            f" oncegate verify --truth {shlex.quote(truth)} --effects FILE"
         )
 
 

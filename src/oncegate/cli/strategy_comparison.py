@@ -121,7 +121,8 @@ class Column:
         except MissingKey as error:
             return Made(self.name, missing=str(error))
         except Exception as error:  # noqa: BLE001  # the key function is the user's
-            return Made(self.name, missing=f"the key function raised {type(error).__name__}: {error}")
+            text = " ".join(f"{type(error).__name__}: {error}".split())  # the text may have several lines
+            return Made(self.name, missing=f"the key function raised {text}")
         return Made(self.name, key) if key.change is None else self._place(key)
 
     def _place(self, key: Key) -> Made:
@@ -160,6 +161,10 @@ class StrategyComparison:
         same = self._contents[-1] == self._contents[first - 1]
         kind = kind_by_evidence(event, key, self._ids[first - 1], same_content=same)
         return Merged(first, kind, same, key.binds and not same)
+
+    def is_joined(self, one: int, other: int) -> bool:
+        """Whether a strategy treats two events as one."""
+        return any(column.firsts[one - 1] == column.firsts[other - 1] is not None for column in self.columns)
 
     def _skip(self) -> None:
         self._ids.append(None)

@@ -41,7 +41,8 @@ class _Output(FileIO):
 
 def reader_has_gone() -> bool:
     """Whether nobody reads stdout any more. Only a command whose output has no end needs this."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)  # without a buffer, the text is written to the raw stream
     return isinstance(raw, _Output) and raw.reader_has_gone
 
 
@@ -70,13 +71,14 @@ def unbuffer() -> None:
 
 def _with_own_errors(stream: TextIOWrapper, *, buffered: bool = True) -> TextIOWrapper:
     stream.flush()
+    buffered = buffered and not stream.write_through  # PYTHONUNBUFFERED: a line must not wait in a buffer
     raw = _Output(stream.fileno(), "w", closefd=False)
     return TextIOWrapper(
         BufferedWriter(raw) if buffered else raw,
         stream.encoding,
         "backslashreplace",
         line_buffering=stream.line_buffering,
-        write_through=stream.write_through or not buffered,
+        write_through=not buffered,
     )
 
 

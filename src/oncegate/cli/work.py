@@ -28,7 +28,7 @@ from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.config import routes_of
-from oncegate.service.log import handler_for
+from oncegate.service.log import handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import clean, masked, on_one_line
@@ -72,7 +72,10 @@ class LiveFigures:
             return
         colour = STATUSES[outcome.status].colour
         text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"
-        self._console.print(Text.assemble((outcome.status.ljust(9), colour), text))
+        line = Text.assemble((outcome.status.ljust(9), colour), text)
+        self._console.print(line, *stack_lines(outcome), sep="\n")
+
+    observe.logs_outcomes = True  # type: ignore[attr-defined]  # see `log_outcomes`
 
     def _line(self) -> Text:
         figures = Figures() if self._worker is None else self._worker.figures
@@ -112,8 +115,8 @@ class LiveFigures:
 def work(place: str, settings: Settings) -> None:
     """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
 
-    SOURCE is sqs://NAME?region=REGION, the URL of an SQS queue, or `inbox`. SQS counts the attempts of a message, so
-    max_attempts has no effect for a queue.
+    SOURCE is 'sqs://NAME?region=REGION' (with quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the
+    attempts of a message, so max_attempts has no effect for a queue.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects

@@ -89,6 +89,7 @@ class AsyncRunner:
         )
         self.in_flight_waiters = InFlightWaiters(config.max_in_hand // 2)
         self._marks_first = config.marks_first
+        self._has_previous = config.previous is not None
         self._alone_bound = config.alone_bound
         self._alone_within = config.alone_within
         self._max_hold = config.max_hold / 1e6
@@ -366,7 +367,7 @@ class AsyncRunner:
         planned = [each for each in writes if isinstance(each, PlannedSettlement)]
         others = [each for each in writes if not isinstance(each, PlannedSettlement)]
         calls = [self._runner.settle_call(planned, failed.extend)] if planned else []
-        if not all(map(_is_quick, others)):
+        if self._has_previous or not all(map(_is_quick, others)):  # a look-up in the old place must not delay them
             execute_all(calls, None, context.boot)
             calls = []
         admissions = [each.job for each in others if isinstance(each, _Admission)]

@@ -4,7 +4,7 @@ outcomes."""
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
-from typing import Any, Final, assert_never, cast
+from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
 import msgspec
 from msgspec import Struct
@@ -28,17 +28,21 @@ from oncegate.claims import (
     Renew,
     Settlement,
     Verdict,
+    matches_content,
+    seed,
     step,
 )
 from oncegate.clocks import Clock, wall
 from oncegate.durations import times
-from oncegate.errors import SettingError, StoreError, StoreReadOnly, StoreUnavailable
+from oncegate.errors import PreviousUnavailable, SettingError, StoreError, StoreReadOnly, StoreUnavailable
 from oncegate.events import Key
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters, claim_requests, conflict_key
 from oncegate.gate.handlers import LONGEST_ERROR
 from oncegate.gate.job import (
+    CALL,
     HANDED_ON,
+    REPLAY,
     STILL_RUNS,
     Job,
     is_call_reason,
@@ -64,6 +68,9 @@ from oncegate.stores.base import (
     TakeRequest,
 )
 from oncegate.stores.circuit_breaker import CircuitBreaker
+
+if TYPE_CHECKING:
+    from oncegate.previous.lookup import PreviousPlace
 
 _NO_READS_FOR: Final = 1_000_000  # microseconds
 
@@ -191,9 +198,11 @@ class Claimer:
         hints: Hints,
         heartbeat: Heartbeat,
         dead_letters: DeadLetters,
+        previous: "PreviousPlace | None" = None,
     ) -> None:
         self._store = store
         self._config = config
+        self._previous = previous
         self._boot = boot
         self._cache = cache
         self._observers = observers
@@ -219,6 +228,8 @@ class Claimer:
                 jobs = self._find_by_carried_key(jobs)
                 break
         unknown = jobs if self._cache.has_none_of(jobs) else [job for job in jobs if not self.recall(job)]
+        if self._previous is not None:
+            unknown = self._ask_previous(unknown, self._previous)
         if not unknown:
             return None
         requests = claim_requests(unknown, self._config, marks=self._config.marks_first)
@@ -231,7 +242,9 @@ class Claimer:
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
         """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
-        unknown = [job for job in jobs if not self.recall(job)]
+        unknown: Sequence[Job] = [job for job in jobs if not self.recall(job)]
+        if self._previous is not None:
+            unknown = self._ask_previous(unknown, self._previous)
         if not unknown:
             return None
         verb, requests = cast(Inbox, self._store).admit, self._admissions(unknown)
@@ -270,6 +283,37 @@ class Claimer:
             except StoreError as error:
                 self.unanswered([job], str(error))
         return claimable
+
+    def _ask_previous(self, jobs: Sequence[Job], previous: "PreviousPlace") -> Sequence[Job]:
+        """Ask the old place about these jobs. Returns the jobs that can be claimed. If the old place or the store did
+        not answer, the other jobs have failed: an event that the old place may have marked must not run, not even
+        unguarded."""
+        asked = [job for job in jobs if job.key.strategy != REPLAY and job.event.source != CALL]
+        try:
+            self._seed_marked(asked, previous)
+        except PreviousUnavailable as error:
+            for job in asked:
+                self._fail(job, str(error))
+            return [job for job in jobs if job not in asked]
+        return jobs
+
+    def _seed_marked(self, jobs: Sequence[Job], previous: "PreviousPlace") -> None:
+        """Record the jobs that the old place has marked as processed as completed. Their claims then find a duplicate.
+        Raises PreviousUnavailable."""
+        left_of_each = previous.find([job.event for job in jobs])
+        marked = [(job, left) for job, left in zip(jobs, left_of_each, strict=True) if left is not None]
+        namespace, retention = self._config.namespace, self._config.retention
+        seeds = [
+            seed(namespace, job.key.digest, owner=owner, retention=left or retention, about=summary_of(job.event))
+            for (job, left), owner in zip(marked, owners(len(marked)), strict=True)
+        ]
+        try:
+            verdicts = self._store.claim(seeds) if seeds else []
+        except StoreError as error:
+            raise PreviousUnavailable(f"marked as processed by earlier code, but not recorded: {error}") from error
+        for (job, _), verdict in zip(marked, verdicts, strict=True):
+            if isinstance(verdict, Granted):
+                self._observers.notify("previous.found", job.event, job.key)
 
     def _admissions(self, jobs: Sequence[Job]) -> list[Admit]:
         config = self._config
@@ -370,7 +414,7 @@ class Claimer:
     def _notify_unbound_conflict(self, job: Job, original: Record) -> None:
         """Notify if the job's content differs from the original and on_conflict="duplicate" treats the job as a
         copy."""
-        if job.content_unbound and original.payload_hash != job.payload_hash:
+        if job.content_unbound and not matches_content(original, job.payload_hash):
             self._observers.notify("policy.conflict", job.event, job.key, detail="duplicate")
 
     def _answer_conflicts(
@@ -444,6 +488,11 @@ class Claimer:
         Raises StoreError."""
         if self.recall(job):
             return False
+        if self._previous is not None:
+            self._seed_marked([job], self._previous)
+        return self._mark(job)
+
+    def _mark(self, job: Job) -> bool:
         requests = claim_requests([job], self._config, marks=True)
         try:
             (verdict,) = self._store.claim(requests)

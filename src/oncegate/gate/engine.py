@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from oncegate.clocks import Clock
-from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.errors import SettingError, StoreError, StoreUnavailable
 from oncegate.gate.claimer import Claimer, guarded
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.dead_letters import DeadLetters
@@ -26,6 +26,7 @@ from oncegate.stores.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
     from oncegate.gate.async_runner import AsyncRunner
+    from oncegate.previous.lookup import PreviousPlace
 
 
 class Engine:
@@ -39,6 +40,7 @@ class Engine:
         cache: CompletionCache | None = None,
         retrier: SettlementRetrier | None = None,
         heartbeat: Heartbeat | None = None,
+        previous: "PreviousPlace | None" = None,
     ) -> None:
         self.config = config
         self.boot = boot
@@ -51,7 +53,10 @@ class Engine:
         self._heartbeat = heartbeat or Heartbeat(store, config.lease, config.max_hold, boot, self._notify_lost)
         self._retrier = retrier or SettlementRetrier(store, boot, self._cache.add_settled)
         self.dead_letters = DeadLetters(store, config, self._cache, observers, hints)
-        self.claimer = Claimer(store, config, boot, self._cache, observers, hints, self._heartbeat, self.dead_letters)
+        self._previous = previous or self._open_previous()
+        self.claimer = Claimer(
+            store, config, boot, self._cache, observers, hints, self._heartbeat, self.dead_letters, self._previous
+        )
         self.state_changes = StateChangeResolver(store, config, self.claimer, self.dead_letters, observers)
         self._context = RunContext(
             store,
@@ -82,6 +87,7 @@ class Engine:
             self._cache,
             self._retrier,
             self._heartbeat if same_leases else None,
+            self._previous,
         )
 
     def run(self, item: Identified, handler: Handler) -> Outcome:
@@ -161,8 +167,10 @@ class Engine:
             self._retrier.flush(CLOSE_WITHIN)
 
     def give_up(self) -> None:
-        """Stop retrying settlements. To be called before the store is closed."""
+        """Stop retrying settlements, and close the old place. To be called before the store is closed."""
         self._retrier.give_up()
+        if self._previous is not None:
+            self._previous.close()
 
     @property
     def hung(self) -> int:
@@ -182,6 +190,19 @@ class Engine:
         from oncegate.gate.async_runner import AsyncRunner
 
         return AsyncRunner(self._context, self.runner, self.state_changes)
+
+    def _open_previous(self) -> "PreviousPlace | None":
+        """Open the place of the option `previous`. It has a circuit breaker of its own, like a remote store."""
+        config = self.config
+        if config.previous is None:
+            return None
+        from oncegate.previous.lookup import open_previous
+
+        breaker = None if config.breaker is None else CircuitBreaker(config.breaker, self.boot, self._notify_breaker)
+        try:
+            return open_previous(config.previous, self._observers.wall, breaker)
+        except SettingError as error:
+            raise SettingError(f"previous: {error.text}", settings=["previous"]) from error
 
     def _notify_breaker(self, name: str, why: str) -> None:
         self._observers.notify(name, detail=why)

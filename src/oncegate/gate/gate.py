@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 from oncegate import keys
 from oncegate.clocks import Clock, since_boot, wall
 from oncegate.durations import Duration, microseconds
-from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
+from oncegate.errors import PreviousUnavailable, SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, publish_target_of
@@ -79,7 +79,9 @@ class Gate:
     async handler is then cancelled. A plain handler cannot be stopped. It keeps its thread, and a new thread replaces
     that thread; at most `threads` threads are replaced in this way.
 
-    `namespace` separates the users of one store.
+    `namespace` separates the users of one store. `previous` is the URL of a table, or of keys in Redis, in which
+    earlier code has marked processed events. The gate looks up each event there before it claims the event. An event
+    that is marked there is a duplicate. If that place does not answer, the event fails.
     """
 
     def __init__(
@@ -321,8 +323,8 @@ class Gate:
             return False
         try:
             return not self._engine.mark(item)
-        except StoreError:
-            if not self._config.unguarded(item.event):
+        except StoreError as error:
+            if isinstance(error, PreviousUnavailable) or not self._config.unguarded(item.event):
                 raise
             self._observers.notify("policy.store_error", item.event, item.key, detail="unguarded")
             return False

@@ -14,6 +14,8 @@ TransactionHandler = Callable[[Event, Any], Any]
 
 LONGEST_ERROR: Final = 2_000  # characters
 _MOST_CAUSES: Final = 8
+_MOST_FRAMES: Final = 20
+_PACKAGE: Final = __file__.rpartition("gate")[0]
 # Exceptions of HTTP clients, by package and class. They are compared by name, so that no client has to be imported.
 _CONNECTION_ERRORS: Final = frozenset(
     {
@@ -135,10 +137,38 @@ def error_text(error: BaseException) -> str:
 
 def loggable_error(error: BaseException) -> str:
     """Returns the part of an exception that a log may contain. This is only the name of its class, because its text may
-    quote the payload. If the text is public, it is included."""
+    quote the payload. If the text is public, it is included. If a part of the text is public, only that part is
+    included."""
     if isinstance(error, HandlerTimeout):
         return error_text(error)
-    return error_text(error) if isinstance(error, RetryLater | Bury) and error.public else type(error).__name__
+    public = error.public if isinstance(error, RetryLater | Bury) else False
+    if isinstance(public, str):
+        return public
+    return error_text(error) if public else type(error).__name__
+
+
+def failure_stack(error: BaseException) -> str | None:
+    """Returns where a handler failed: one line for each frame, the innermost frame last. The lines contain no values
+    and no text of the exception. The frames of Oncegate that call the handler are left out. Returns None for an
+    exception that is raised on purpose, and if no frame is left."""
+    if isinstance(error, RetryLater | Bury | HandlerTimeout):
+        return None
+    frames: list[str] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if frames or not code.co_filename.startswith(_PACKAGE):
+            frames.append(f"{code.co_filename}:{trace.tb_lineno} in {code.co_qualname}")
+        trace = trace.tb_next
+    if not frames and error.__cause__ is not None:  # a wrapper has replaced the exception
+        return failure_stack(error.__cause__)
+    return "\n".join(frames[-_MOST_FRAMES:]) or None
+
+
+def handler_kind(handler: Any) -> str:
+    """Returns "forward" or "publish" for a sink, and "handler" for any other handler."""
+    kind = getattr(handler, "kind", None)
+    return kind if kind in ("forward", "publish") else "handler"
 
 
 def retry_delay_of(error: BaseException) -> int | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.canonical import digest, digest_of, is_lossless, written
-from oncegate.claims import EventSummary, Record
+from oncegate.claims import EventSummary, Record, matches_content
 from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
@@ -32,6 +32,7 @@ _NOT_COPIED: Final = "its result was not copied, because it is not a JSON value"
 
 ANY_DESTINATION: Final = "*"  # the handler is not known here; it may publish to any destination
 HANDED_ON: Final = "handed_on"
+REPLAY: Final = "replay"  # the strategy of a key that belongs to one replay, with on_replay="run"
 CALL: Final = "call"  # the source of an event that is a call of a @gate.once function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
@@ -294,7 +295,7 @@ class Identifier:
         self._observers.notify("policy.replay", event, key, detail=self._config.on_replay)
         if self._config.on_replay == "duplicate":
             return key
-        replay_key = keys.make("replay", event, [str(key), replay], binds=key.binds)
+        replay_key = keys.make(REPLAY, event, [str(key), replay], binds=key.binds)
         return replay_key if key.change is None else replace(replay_key, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:
@@ -422,7 +423,7 @@ def kind_of(job: Job, original: Record, at: int) -> Kind:
     duplicate that arrives later comes from an archive, even if its data does not say so."""
     if at - original.first_seen > _RETRIED_FOR:
         return "replay"
-    same = job.payload_hash == original.payload_hash
+    same = matches_content(original, job.payload_hash)
     return kind_by_evidence(job.event, job.key, original.about.delivery_id, same_content=same)
 
 

@@ -11,6 +11,7 @@ Every notice has a dotted name:
     lease.adopted      an event was granted again to the process whose handler still runs it; the handler was not
                        started again
     memory.hit         a duplicate was answered from the completion cache, without a call to the store
+    previous.found     the old place of the option `previous` has marked the event; it was recorded as completed
     policy.NAME        a policy was applied: missing_key, store_error, conflict, replay, too_old, stale, sliding;
                        `detail` has the decision
     inbox.failed       the store did not answer when the inbox polled for waiting events; `detail` has the reason
@@ -45,6 +46,7 @@ from oncegate.errors import SettingError
 from oncegate.events import Event, Key
 from oncegate.gate.options import LISTS
 from oncegate.gate.outcome import Outcome, Status
+from oncegate.times import microseconds_of
 
 _MOST_QUEUED: Final = 10_000
 _BATCH_SIZE: Final = 100
@@ -74,6 +76,7 @@ class Observers:
         if not isinstance(observers, LISTS) or not all(callable(observer) for observer in observers):
             raise SettingError(f"observers={observers!r} must be a list of callables that take one notice")
         self._observers = tuple(observers)
+        self.have_log = log_outcomes(observers)
         self._namespace = namespace
         self.wall = wall
         self._lock = threading.Lock()
@@ -149,6 +152,12 @@ class Observers:
                     self._count("observer.failed")
 
 
+def log_outcomes(observers: Sequence[Observer]) -> bool:
+    """Whether one of the observers writes a line for each outcome. Such an observer has the attribute `logs_outcomes`.
+    A failure then needs no other line in the log."""
+    return any(getattr(observer, "logs_outcomes", False) for observer in observers)
+
+
 _NAMES: Final = {status: f"event.{status}" for status in get_args(Status)}
 
 # A process may end without closing its gates. So the last notices are delivered when the process exits.
@@ -170,8 +179,12 @@ _WARNINGS: Final = ("transaction.held",)  # notices that get a separate line, in
 
 
 class JsonLog:
-    """An observer that writes one line of JSON for each outcome. A line contains no text of the payload or of an
-    exception. Without a stream, a line goes to the object that `sys.stdout` refers to when the line is written."""
+    """An observer that writes one line of JSON for each outcome. A line contains no text of an exception. The only data
+    of the payload in a line is what identifies the event, its state and its time. If a handler raised an exception, the
+    member `stack` says where. Without a stream, a line goes to the object that `sys.stdout` refers to when the line is
+    written."""
+
+    logs_outcomes = True
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -179,7 +192,8 @@ class JsonLog:
     def __call__(self, notice: Notice) -> None:
         outcome = outcome_of(notice)
         if outcome is not None:
-            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace)}, self._stream)
+            stack = {} if outcome.stack is None else {"stack": outcome.stack}
+            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace), **stack}, self._stream)
         elif notice.name in _WARNINGS and notice.event is not None:
             write_line({"time": spelt(notice.at), **_warning_fields(notice, notice.event)}, self._stream)
 
@@ -219,8 +233,8 @@ def spelt(at: int) -> str:
 
 
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
-    """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the
-    event."""
+    """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the event,
+    its state and its time."""
     return {
         "status": outcome.status,
         "kind": outcome.kind,
@@ -241,6 +255,8 @@ def _event_fields(event: Event, key: Key | None, namespace: str) -> dict[str, An
         "source": _shortened(event.source),
         "type": _shortened(event.type),
         "entity": _shortened(event.entity),
+        "state": _shortened(event.state),
+        "occurred_at": None if event.occurred_at is None else spelt(microseconds_of(event.occurred_at)),
         "attempt": event.attempt or None,
     }
 

@@ -19,7 +19,7 @@ OnConflict: TypeAlias = Literal["bury", "run", "duplicate"]
 OnReplay: TypeAlias = Literal["duplicate", "run"]
 OnTooOld: TypeAlias = Literal["run", "bury"]
 OnStale: TypeAlias = Literal["pass", "skip"]
-OptionKind: TypeAlias = Literal["text", "choice", "duration", "count", "truth", "names"]
+OptionKind: TypeAlias = Literal["text", "choice", "duration", "count", "truth", "names", "place"]
 
 _LONGEST_NAMESPACE: Final = 128
 _LONGEST_REMEMBER: Final = 60_000_000
@@ -200,6 +200,14 @@ OPTIONS: Final[dict[str, Option]] = {
         "What to do with a state change when a newer state of its entity is known: `pass` runs it, `skip` does not.",
         choices=get_args(OnStale),
     ),
+    "previous": Option(
+        "place",
+        None,
+        "The table or Redis keys in which earlier code has marked processed events. An event that is marked there is a"
+        " duplicate.",
+        optional=True,
+        choices=("dynamodb", "redis", "rediss", "redis+cluster", "rediss+cluster", "postgresql", "postgres", "sqlite"),
+    ),
 }
 
 DEFAULTS: Final[Mapping[str, Any]] = {name: option.default for name, option in OPTIONS.items()}
@@ -234,6 +242,7 @@ class GateOptions(TypedDict, total=False):
     on_conflict: OnConflict
     on_replay: OnReplay
     on_stale: OnStale
+    previous: str | None
 
 
 class GateConfig(Struct, frozen=True, kw_only=True):
@@ -263,6 +272,7 @@ class GateConfig(Struct, frozen=True, kw_only=True):
     on_conflict: OnConflict
     on_replay: OnReplay
     on_stale: OnStale
+    previous: str | None
 
     @property
     def marks_first(self) -> bool:
@@ -332,6 +342,8 @@ def _checked(name: str, option: Option, value: Any) -> Any:
         raise SettingError(f"{name}={value!r} must be True or False", settings=[name])
     if option.kind == "names":
         return _names(name, value)
+    if option.kind == "place":
+        return _place(name, value, option.choices)
     return _text(name, value) if option.kind == "text" else value
 
 
@@ -339,6 +351,14 @@ def _names(name: str, value: Any) -> frozenset[str]:
     if not isinstance(value, LISTS) or not all(isinstance(each, str) and each for each in value):
         raise SettingError(f"{name}={value!r} must be a list of event types", settings=[name])
     return frozenset(value)
+
+
+def _place(name: str, value: Any, schemes: Sequence[str]) -> str:
+    """Check the scheme of a URL. The code that opens the URL checks its other parts. The message does not show the
+    value, because it may contain a password."""
+    if not isinstance(value, str) or "://" not in value or value.partition("://")[0] not in schemes:
+        raise SettingError(f"{name} must be a URL that starts with {', '.join(schemes)}://", settings=[name])
+    return value
 
 
 def _text(name: str, value: Any) -> str:

@@ -49,7 +49,8 @@ class Outcome(Struct, frozen=True):
     original is still available. `retry_after` is the delay, in microseconds, that the handler requested before the next
     attempt. `cut` means that an unreadable event was too large for the store, and only its first part was stored.
     `stored` means that the store holds the event, and the event will be retried. `cause` is set only if code has to
-    distinguish this failure from other failures.
+    distinguish this failure from other failures. `stack` has the place at which a handler raised an exception, one line
+    for each frame.
     """
 
     status: Status
@@ -67,6 +68,7 @@ class Outcome(Struct, frozen=True):
     cut: bool = False
     stored: bool = False
     cause: Cause | None = None
+    stack: str | None = None
 
     @property
     def acked(self) -> bool:
@@ -173,6 +175,8 @@ def _name_and_age(outcome: Outcome) -> tuple[str, str]:
     name = original.about.delivery_id or "an event without an id"
     if original.completed_at is not None and original.handed_to is not None:
         return name, f"published to {original.handed_to} {spoken(at - original.completed_at)} ago"
+    if original.completed_at is not None and original.is_seeded:
+        return name, f"seeded as processed {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None:
         return name, f"processed {spoken(at - original.completed_at)} ago"
     return name, f"first seen {spoken(at - original.first_seen)} ago"
@@ -216,10 +220,10 @@ STATUSES: Final[dict[Status, StatusRule]] = {
 # ── differences between two bodies ────────────────────────────────────────────────────────────────────────
 
 
-def differences(one: Any, other: Any) -> tuple[str, ...]:
-    """Returns the first paths at which two bodies differ, such as `data.status`. A list is compared as one value. The
-    result is empty if one of the bodies is not a JSON object."""
-    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), _MOST_DIFFERENCES) if path)
+def differences(one: Any, other: Any, *, most: int = _MOST_DIFFERENCES) -> tuple[str, ...]:
+    """Returns the first `most` paths at which two bodies differ, such as `data.status`. A list is compared as one
+    value. The result is empty if one of the bodies is not a JSON object."""
+    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), most) if path)
 
 
 def _shortened(path: str) -> str:

@@ -24,7 +24,7 @@ from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import Bury as BuryNow
 from oncegate.errors import StoreError, Unkeepable
-from oncegate.gate.handlers import error_text, is_unavailable, loggable_error, retry_delay_of
+from oncegate.gate.handlers import error_text, failure_stack, is_unavailable, loggable_error, retry_delay_of
 from oncegate.gate.job import NO_DOCUMENT, NOT_STORED, TOO_LATE, Job, UnguardedEvent, document
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Outcome
@@ -73,10 +73,13 @@ class SettlementPlanner:
         unavailable, the attempt does not count."""
         max_attempts, raised = self._config.max_attempts, loggable_error(error)
         if self._config.retry_for is not None and job.is_stored and is_unavailable(error):
-            return self._unavailable(job, error, raised, self._config.retry_for)
-        if isinstance(error, BuryNow) or (max_attempts is not None and job.event.attempt >= max_attempts):
-            return self.buried(job, error_text(error), raised)
-        return self.released(job, error_text(error), raised, retry_delay_of(error))
+            planned = self._unavailable(job, error, raised, self._config.retry_for)
+        elif isinstance(error, BuryNow) or (max_attempts is not None and job.event.attempt >= max_attempts):
+            planned = self.buried(job, error_text(error), raised)
+        else:
+            planned = self.released(job, error_text(error), raised, retry_delay_of(error))
+        stack = failure_stack(error)
+        return planned if stack is None else replace(planned, outcome=replace(planned.outcome, stack=stack))
 
     def _unavailable(self, job: Job, error: BaseException, raised: str, retry_for: int) -> PlannedSettlement:
         """Plan the settlement of an event whose handler calls a service that is unavailable. The event is retried for
@@ -156,11 +159,13 @@ class SettlementPlanner:
 
 
 class FailedAfterMark(Struct, frozen=True):
-    """A job that was marked as done and then failed. `raised` is the part of the error that a log may contain."""
+    """A job that was marked as done and then failed. `raised` is the part of the error that a log may contain. `stack`
+    is the place at which its handler raised the error."""
 
     job: Job
     error: str
     raised: str | None = None
+    stack: str | None = None
 
 
 def never_started(job: Job) -> FailedAfterMark:
@@ -168,7 +173,7 @@ def never_started(job: Job) -> FailedAfterMark:
 
 
 def failed_marked(job: Job, error: BaseException) -> FailedAfterMark:
-    return FailedAfterMark(job, error_text(error), loggable_error(error))
+    return FailedAfterMark(job, error_text(error), loggable_error(error), failure_stack(error))
 
 
 def ran_marked(job: Job, result: Any) -> None:
@@ -177,7 +182,15 @@ def ran_marked(job: Job, result: Any) -> None:
 
 def failed_unguarded(item: Job | UnguardedEvent, error: BaseException) -> None:
     text, raised, retry_after = error_text(error), loggable_error(error), retry_delay_of(error)
-    item.outcome = Outcome("failed", item.event, item.key, error=text, raised=raised, retry_after=retry_after)
+    item.outcome = Outcome(
+        "failed",
+        item.event,
+        item.key,
+        error=text,
+        raised=raised,
+        retry_after=retry_after,
+        stack=failure_stack(error),
+    )
 
 
 def ran_unguarded(item: Job | UnguardedEvent, result: Any) -> None:

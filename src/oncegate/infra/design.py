@@ -6,10 +6,12 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
+from oncegate.errors import SettingError
 from oncegate.infra import rights
 from oncegate.infra.parts.base import Part
 from oncegate.infra.parts.functions import digest
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
+from oncegate.sinks.publishing import Destination, read_destination
 from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
 
 _EVENTS: Final = "events.amazonaws.com"
@@ -45,6 +47,7 @@ class Design:
         self.rule, self.function = f"{name}-events", f"{name}-function"
         self.role = f"{name}-function-{place.region}"  # a role is not in a region, so its name contains the region
         self.bus = wanted.bus_name
+        self.destinations = [_destination(url) for url in wanted.publish]
 
     def parts(self) -> list[Part]:
         return list(self._parts())
@@ -234,3 +237,23 @@ class Design:
             yield rights.allow("Log", rights.LOG_ACTIONS, group, f"{group}:*")
             if not wanted.queue:
                 yield rights.allow("Failures", "sqs:SendMessage", self.dead_arn)
+        for service, actions in rights.PUBLISH_ACTIONS.items():
+            arns = [self._published_arn(each) for each in self.destinations if each.service == service]
+            if arns:
+                name = "PublishToQueues" if service == "sqs" else "PublishToBuses"
+                yield rights.allow(name, actions, *dict.fromkeys(arns))
+
+    def _published_arn(self, destination: Destination) -> str:
+        """The ARN of a queue or bus. The URL may name a region and an account other than those of the parts."""
+        place = Placement(
+            self.place.partition, destination.region or self.place.region, destination.account or self.place.account
+        )
+        name = destination.name if destination.service == "sqs" else f"event-bus/{destination.name}"
+        return place.arn(destination.service, name)
+
+
+def _destination(url: str) -> Destination:
+    try:
+        return read_destination(url)
+    except SettingError as error:
+        raise SettingError(f"--publish: {error}") from error

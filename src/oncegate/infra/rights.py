@@ -19,6 +19,7 @@ QUEUE_ACTIONS: Final = (
     "sqs:GetQueueAttributes",
     "sqs:GetQueueUrl",
 )
+PUBLISH_ACTIONS: Final = {"sqs": ("sqs:GetQueueUrl", "sqs:SendMessage"), "events": ("events:PutEvents",)}
 LOG_ACTIONS: Final = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents")
 
 

@@ -41,7 +41,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """The options of a deployment. `table`, `queue`, `rule` and `function` select the parts.
 
     With `queue`, events wait in a queue. The function reads the queue if there is a function; otherwise a worker reads
-    the queue. Times are in seconds."""
+    the queue. `publish` lists the URLs of the queues and buses that the consumer publishes to. Times are in
+    seconds."""
 
     name: str
     table: bool = True
@@ -51,6 +52,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     partner_source: str | None = None
     pattern: Mapping[str, Any] = field(default_factory=lambda: dict(GENESYS))
     function: Function | None = None
+    publish: tuple[str, ...] = ()
     endpoint: str | None = None
     max_receives: int = 5
     message_retention: int = 4 * 86_400
@@ -83,7 +85,7 @@ def checked(wanted: Wanted) -> Wanted:
         _check_function(wanted.function)
     if wanted.message_retention not in _MESSAGE_RETENTIONS:
         raise SettingError(f"--message-retention of {wanted.message_retention} s is out of range; SQS allows 1m to 14d")
-    if not (wanted.table or wanted.queue or wanted.function or wanted.rule):
+    if not (wanted.table or wanted.queue or wanted.function or wanted.rule or wanted.publish):
         raise SettingError("no part is selected; leave out one of --no-table, --no-queue and --no-rule")
     if not (wanted.queue or wanted.function or not wanted.rule):
         raise SettingError("the rule has no target; add --queue or --lambda-zip, or --no-rule")

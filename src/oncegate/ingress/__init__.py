@@ -32,7 +32,7 @@ def _sqs() -> _Driver:
 # A driver is imported when its scheme is first used, so that a process does not import the code of a queue that it does
 # not use. AWS shows the URL of an SQS queue as https://…. The URL of an emulator may begin with http://.
 _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {"sqs": _sqs, "https": _sqs, "http": _sqs}
-_USE: Final = "use sqs, as in sqs://NAME?region=eu-central-1"
+_USE: Final = "use sqs, as in 'sqs://NAME?region=eu-central-1'"
 
 
 def open_worker(

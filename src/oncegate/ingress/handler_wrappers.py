@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from oncegate.errors import Bury, RetryLater
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
-from oncegate.gate.handlers import AsyncHandler, Handler, loggable_error, publish_target_of
+from oncegate.gate.handlers import AsyncHandler, Handler, handler_kind, loggable_error, publish_target_of
 
 _log: Final = logging.getLogger("oncegate.work")
 _Wrapper = TypeVar("_Wrapper", bound=Callable[..., Any])
@@ -56,10 +56,14 @@ def contained(handler: Handler) -> Handler:
     return call
 
 
-def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
-    """Wrap a handler so that it logs the stack of each failure, and raises only subclasses of Exception. Ctrl-C and
-    cancellation are still raised. The message of the exception is not logged, because it may contain parts of the
-    payload. The gate stores the message with the event."""
+def logged(handler: AsyncHandler | Handler, *, has_log: bool = False) -> AsyncHandler | Handler:
+    """Wrap a handler so that it raises only subclasses of Exception, and each of its failures is logged once. Ctrl-C
+    and cancellation are still raised.
+
+    `has_log` says that an observer logs the outcomes. The line of the outcome then reports the failure, and the wrapper
+    logs nothing. Otherwise the wrapper logs the failure with its stack. The message of the exception is not logged,
+    because it may contain parts of the payload. The gate stores the message with the event."""
+    failed = _ignore_failure if has_log else partial(_log_failure, handler_kind(handler))
     if is_async(handler):
 
         async def call_async(event: Event) -> Any:
@@ -67,12 +71,12 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
             try:
                 return await handler(event)
             except Exception as error:
-                _log_failure(event, error)
+                failed(event, error)
                 raise
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError) or is_interrupt(error) or _is_discarded(error, task):
                     raise
-                _log_failure(event, error)
+                failed(event, error)
                 raise failure_of(error) from error
 
         return _with_publish_target(call_async, handler)
@@ -81,12 +85,12 @@ def logged(handler: AsyncHandler | Handler) -> AsyncHandler | Handler:
         try:
             return handler(event)
         except Exception as error:
-            _log_failure(event, error)
+            failed(event, error)
             raise
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) or is_interrupt(error):
                 raise
-            _log_failure(event, error)
+            failed(event, error)
             raise failure_of(error) from error
 
     return _with_publish_target(call, handler)
@@ -133,8 +137,15 @@ def _is_discarded(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         return True
 
 
-def _log_failure(event: Event, error: BaseException) -> None:
-    """Log the failure of a handler. Handlers raise RetryLater and Bury on purpose, so these are logged without a
-    stack."""
-    stack = "" if isinstance(error, RetryLater | Bury) else trace(error)
-    _log.warning("the handler failed at event %r with %s\n%s", event.id, loggable_error(error), stack)
+def _ignore_failure(_event: Event, _error: BaseException) -> None:
+    """An observer logs the outcome of the event."""
+
+
+def _log_failure(kind: str, event: Event, error: BaseException) -> None:
+    """Log the failure of a handler or a sink. The error of a sink says what failed. RetryLater and Bury are raised on
+    purpose, so these are logged without a stack."""
+    if kind != "handler":
+        _log.warning("event %r: %s", event.id, loggable_error(error))
+        return
+    stack = "" if isinstance(error, RetryLater | Bury) else f"\n{trace(error)}"
+    _log.warning("the handler failed at event %r with %s%s", event.id, loggable_error(error), stack)

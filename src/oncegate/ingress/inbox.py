@@ -71,7 +71,7 @@ class InboxWorker:
     ) -> None:
         self._engine = engine
         self._identify = identify
-        self._handler = logged(handler)
+        self._handler = logged(handler, has_log=observers.have_log)
         self._publish_target = publish_target_of(handler)
         self._is_plain = not is_async(handler)
         self._outage = OutageLogger(engine.boot)

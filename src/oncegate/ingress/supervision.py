@@ -45,7 +45,12 @@ class OutageLogger:
         self._boot = boot
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._began_at: int | None = None
+        self._failed_at = 0  # the time of the last failure
         self._paused_until = 0
+
+    @property
+    def is_ongoing(self) -> bool:
+        return self._began_at is not None
 
     @property
     def pause(self) -> float:
@@ -55,7 +60,7 @@ class OutageLogger:
     def failed(self, reason: str) -> None:
         """Record a failure. A failure during a pause belongs to a request that was sent before the pause, so it does
         not make the pause longer."""
-        now = self._boot()
+        now = self._failed_at = self._boot()
         if now < self._paused_until:
             return
         if self._began_at is None:
@@ -63,9 +68,12 @@ class OutageLogger:
             _log.warning("%s; nothing is received until this ends", reason)
         self._paused_until = now + int(self._backoff.next_pause())
 
-    def succeeded(self, what: str) -> None:
-        """Record a success. A success ends an outage. `what` describes what works again."""
-        if self._began_at is not None:
+    def succeeded(self, what: str, sent_at: int | None = None) -> None:
+        """Record a success. A success ends an outage. `what` describes what works again.
+
+        `sent_at` is the time at which the request was sent, if its answer may have come long before this call. A
+        request that was sent before the last failure does not prove that the outage has ended."""
+        if self._began_at is not None and (sent_at is None or sent_at > self._failed_at):
             _log.warning("%s again, after %s", what, spoken(self._boot() - self._began_at))
             self._began_at, self._paused_until = None, 0
             self._backoff.reset()

@@ -141,9 +141,12 @@ class InlineAdmission:
 
     left_running = 0  # `Service.close` waits for these handlers and records whether they have ended
 
-    def __init__(self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor) -> None:
+    def __init__(
+        self, gate: Gate, handler: AsyncHandler | Handler, threads: Executor, *, has_log: bool = False
+    ) -> None:
+        """`has_log`: an observer of the gate logs the outcomes."""
         self._gate = gate
-        self._handler = logged(handler)
+        self._handler = logged(handler, has_log=has_log)
         self._threads = threads
 
     @property

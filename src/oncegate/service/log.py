@@ -16,7 +16,7 @@ from rich.text import Text
 from oncegate.background import Background
 from oncegate.gate import Notice
 from oncegate.gate.observers import ascii_only, outcome_of, spelt
-from oncegate.gate.outcome import STATUSES
+from oncegate.gate.outcome import STATUSES, Outcome
 from oncegate.text import clean, on_one_line
 
 _MAX_QUEUED_LINES: Final = 1_000
@@ -32,10 +32,17 @@ def pretty_line(notice: Notice) -> None:
         return
     time = datetime.fromtimestamp(notice.at / 1_000_000, UTC).strftime("%H:%M:%S")
     status = (outcome.status.ljust(9), STATUSES[outcome.status].colour)
-    line = Text.assemble(
-        (time, "dim"), "  ", status, "  ", on_one_line(outcome.event.id or "-"), "  ", clean(outcome.reason)
-    )
-    Console(highlight=False, soft_wrap=True).print(line)
+    text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"
+    line = Text.assemble((time, "dim"), "  ", status, text)
+    Console(highlight=False, soft_wrap=True).print(line, *stack_lines(outcome), sep="\n")
+
+
+pretty_line.logs_outcomes = True  # type: ignore[attr-defined]  # see `log_outcomes`
+
+
+def stack_lines(outcome: Outcome) -> list[Text]:
+    """The lines of the stack, to print below the line of an outcome."""
+    return [Text(f"  {clean(line)}", "dim") for line in (outcome.stack or "").splitlines()]
 
 
 class RateLimitedWarning:

@@ -1,12 +1,12 @@
 """Readiness and metrics of the service.
 
-A probe answers within a second, even if the store hangs. docs/guide/webhooks.md describes each metric.
+A probe answers within a second, even if the store hangs. docs/reference/metrics.md describes each metric.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from oncegate.claims import Address
+from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
 from oncegate.stores.base import CanProbe, Store
 
@@ -25,6 +26,9 @@ _log = logging.getLogger("oncegate.service")
 _PROBE_TIMEOUT = 1.0  # seconds
 _STORE_PROBE_TIMEOUT = 800_000  # microseconds; less than _PROBE_TIMEOUT, so that the store can report the error
 _WATCH_INTERVAL = 30.0  # seconds
+_COUNT_INTERVAL = 60_000_000  # microseconds
+_MAX_COUNTED = 1_000
+_COUNT_PAGE = 100
 _ABSENT = [Address("oncegate.service", b"ready")]
 
 
@@ -102,6 +106,51 @@ class Readiness:
         self._probe.close()
 
 
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DeadLetterCounter:
+    """Counts the dead letters of namespaces in a separate thread.
+
+    The dead letters are counted at most once a minute, and only up to 1,000 for each namespace, because the store
+    returns whole records and some stores are billed by the record. No store reads other records for this: each store
+    has an index of its dead letters."""
+
+    def __init__(
+        self, store: Store, namespaces: Collection[str], report: Callable[[str, int], None], boot: Clock
+    ) -> None:
+        """`report` is called with a namespace and its number of dead letters."""
+        self._store = store
+        self._namespaces = namespaces
+        self._report = report
+        self._boot = boot
+        self._probe = StoreProbe(self._count)
+        self._next = 0
+        self._is_closed = False
+
+    async def update(self) -> None:
+        """Count if the last count began more than a minute ago. Waits at most a second for the result. If the store
+        fails, the last numbers stay."""
+        if self._boot() >= self._next:
+            self._next = self._boot() + _COUNT_INTERVAL
+            await self._probe.succeeds()
+
+    def _count(self) -> None:
+        for namespace in self._namespaces:
+            count, after = 0, None
+            while not self._is_closed and count < _MAX_COUNTED:
+                page = self._store.dead_letters(namespace, after=after, limit=_COUNT_PAGE)
+                count += len(page)
+                if len(page) < _COUNT_PAGE:
+                    break
+                after = Address(namespace, page[-1].key)
+            self._report(namespace, count)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._probe.close()
+
+
 # ── metrics ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,6 +195,12 @@ class Metrics:
             ["route"],
             registry=self._registry,
         )
+        self._dead_letters = Gauge(
+            "oncegate_dead_letters",
+            "Dead letters in the store, counted at most once a minute; 1000 means 1000 or more.",
+            ["route"],
+            registry=self._registry,
+        )
         self._hung = Gauge(
             "oncegate_handlers_hung",
             "Synchronous handlers that have exceeded their timeout and still run.",
@@ -179,6 +234,9 @@ class Metrics:
 
     def waiting(self, route: str, count: int) -> None:
         self._waiting.labels(route).set(count)
+
+    def dead_letters(self, route: str, count: int) -> None:
+        self._dead_letters.labels(route).set(count)
 
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""

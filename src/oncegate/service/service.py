@@ -12,7 +12,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
-from oncegate.gate.observers import Observer
+from oncegate.gate.observers import Observer, log_outcomes
 from oncegate.service.admission import Admission, InboxAdmission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
 from oncegate.service.config import (
@@ -24,7 +24,7 @@ from oncegate.service.config import (
     routes_of,
     verifier_for,
 )
-from oncegate.service.monitoring import Metrics, Readiness, StoreProbe
+from oncegate.service.monitoring import DeadLetterCounter, Metrics, Readiness, StoreProbe
 from oncegate.service.route import NO_LIMITS, Limits, LiveKeys, Rate, Route
 from oncegate.settings import Settings
 from oncegate.signatures import Verifier
@@ -49,6 +49,7 @@ class Service:
         check_keys(settings)
         verifiers = {path: verifier_for(route) for path, route in self._route_settings.items()}
         proxies, token_verifier = proxies_of(settings), metrics_verifier(settings)
+        self._has_log = log_outcomes(observers)
         self._metrics = Metrics()
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._may_start_without_store = any(
@@ -57,6 +58,8 @@ class Service:
         self._store = settings.open_store(late=self._may_start_without_store)
         self._readiness = Readiness(self._store)
         self._inbox_count = StoreProbe(self._count_inbox)
+        namespaces = {route["namespace"] for route in self._route_settings.values()}
+        self._dead_letters = DeadLetterCounter(self._store, namespaces, self._report_dead_letters, since_boot)
         try:
             self._gates = {
                 path: route.gate(self._store, observers=observers) for path, route in self._route_settings.items()
@@ -72,7 +75,7 @@ class Service:
             proxies=proxies,
             readiness=self._readiness,
             blocked=self._blocked_reason,
-            update_metrics=self._inbox_count.succeeds,
+            update_metrics=self._update_metrics,
             on_start=self._start,
             metrics_verifier=token_verifier,
             metrics_apart=settings["serve.metrics_host"] is not None,
@@ -95,7 +98,7 @@ class Service:
 
     def _admission(self, gate: Gate, handler: AsyncHandler | Handler | None) -> Admission:
         if self._settings["serve.mode"] == "inline" and handler is not None:
-            return InlineAdmission(gate, handler, self._threads)
+            return InlineAdmission(gate, handler, self._threads, has_log=self._has_log)
         try:
             return InboxAdmission(
                 gate, handler, self._threads, max_running=_MAX_RUNNING, drain=self._settings["serve.drain_within"]
@@ -125,6 +128,7 @@ class Service:
     def _close(self) -> None:
         self._readiness.close()
         self._inbox_count.close()
+        self._dead_letters.close()
         self._threads.shutdown()
         for gate in self._gates.values():
             gate.drain()
@@ -148,6 +152,14 @@ class Service:
         """Count the records of a namespace. Uses `scan`, which reads the store once. On Redis and DynamoDB, `browse`
         would read the whole store again for each page."""
         limit.count_in(scan(self._store, namespace))
+
+    async def _update_metrics(self) -> None:
+        await asyncio.gather(self._inbox_count.succeeds(), self._dead_letters.update())
+
+    def _report_dead_letters(self, namespace: str, count: int) -> None:
+        for path, route in self._route_settings.items():
+            if route["namespace"] == namespace:
+                self._metrics.dead_letters(name_of(path), count)
 
     def _count_inbox(self) -> None:
         """Update the metric of waiting events from the store. This is done at each scrape, because other processes add

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, TypeGuard
 
@@ -12,6 +13,7 @@ from oncegate import keys
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.gate.options import validate
+from oncegate.previous.base import read_place_url
 from oncegate.settings.schema import LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
 from oncegate.text import masked, not_a_choice, quoted, unknown
@@ -201,6 +203,9 @@ def shown(setting: Setting, value: Any) -> Any:
 
 
 def _masked(setting: Setting, value: str) -> str:
+    if setting.of_gate:  # the old place of `previous`: its option `key` is a template and not a secret
+        with suppress(SettingError):
+            return read_place_url(value).shown
     return masked(value, wholly="https" in setting.choices)
 
 
@@ -274,7 +279,7 @@ def _url(setting: Setting, value: Any) -> Any:
 
 
 def _place(setting: Setting, value: Any) -> Any:
-    """Check the scheme of a URL. The sink or the queue that uses the URL checks its other parts."""
+    """Check the scheme of a URL. The code that uses the URL checks its other parts."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
         raise SettingError(f"{setting.path}={_describe(value)} must be a URL that starts with {schemes}")

@@ -7,6 +7,7 @@ from typing import Any, Final, Unpack, cast
 
 from msgspec import Struct
 
+from oncegate.clocks import wall
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observers import Observer
@@ -103,6 +104,16 @@ class Settings(Struct, frozen=True):
         """Raise SettingError if the URL of the store is invalid, as `open_store` does, but do not open the store."""
         with self.placed("store"):
             check_url(self.values["store"])
+
+    def check_previous(self) -> None:
+        """Raise SettingError if the URL of the old place is invalid, but do not connect to it."""
+        url = self.values["previous"]
+        if url is None:
+            return
+        from oncegate.previous.lookup import open_previous
+
+        with self.placed("previous"):
+            open_previous(url, wall).close()
 
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:

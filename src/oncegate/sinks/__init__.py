@@ -44,7 +44,7 @@ def publish(url: str) -> Handler:
     scheme, separator, _ = url.partition("://")
     if scheme not in _PUBLISHERS or not separator:
         problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
-        raise SettingError(f"{problem}; use {' or '.join(_PUBLISHERS)}, as in sqs://QUEUE?region=eu-central-1")
+        raise SettingError(f"{problem}; use {' or '.join(_PUBLISHERS)}, as in 'sqs://QUEUE?region=eu-central-1'")
     return _PUBLISHERS[scheme]()(url)
 
 

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path as File
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import httpcore
+from msgspec import Struct
 
 from oncegate import forks
 from oncegate.clocks import Clock, wall
@@ -25,6 +26,7 @@ from oncegate.events import Event
 from oncegate.files import Path, read_file
 from oncegate.sinks.base import document
 from oncegate.sinks.network import Network, NotAllowed, deadline, parse_pins, tls_context
+from oncegate.text import MASK, clean
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -34,6 +36,10 @@ _MAX_CONNECTIONS: Final = 1_000
 _MAX_IDLE: Final = 32
 _IDLE_TIMEOUT: Final = 15.0  # seconds
 _MAX_ANSWER_BYTES: Final = 64 * 1024
+_KEPT_ANSWER_BYTES: Final = 8 * 1024  # more than 500 characters, so that a secret is masked before the answer is cut
+_SHOWN_ANSWER: Final = 500  # characters of an error answer that are stored with the error
+_SHOWN_PATH: Final = 200
+_SHORTEST_SECRET: Final = 6  # shorter values of headers and parameters are common words and numbers
 _MAX_RETRY_AFTER: Final = 3_600  # seconds
 # 4xx codes after which the event is retried, because the event itself is not wrong: Request Timeout, Conflict (another
 # request with the same key is in progress), Too Early, Too Many Requests.
@@ -62,7 +68,13 @@ class Forward:
     - `certificate` and `certificate_key`: the files with the client certificate and its private key.
 
     A receiver's certificate is always rejected if no trusted authority has signed it, or if it is for another name.
+
+    The text of an error has the address of the receiver without the query, and the first 500 characters of an error
+    answer. This text is stored with the event. The part of the text that may be logged has neither the path nor the
+    answer: the path may be secret, and the answer may repeat parts of the event.
     """
+
+    kind = "forward"
 
     def __init__(
         self,
@@ -89,6 +101,8 @@ class Forward:
         self._url = httpcore.URL(url)
         self._host = (b"Host", parts.netloc.encode())  # set here: httpcore would omit the brackets of an IPv6 address
         self.name = _origin(parts)
+        self._address = f"{self.name}{_shortened(parts.path, _SHOWN_PATH)}"
+        self._query = parts.query
         self._timeout = microseconds(timeout, "timeout") / 1e6
         self._headers = ExtraHeaders(headers)
         self._network = Network(allow_private=allow_private, secure=secure, pins=parse_pins(pins))
@@ -99,15 +113,16 @@ class Forward:
         self._watch = forks.holding(self._lock, self._forget_pool)
 
     def __call__(self, event: Event) -> None:
-        headers = [self._host, *_ALWAYS, *event_headers(event), *self._headers.read()]
+        extra = self._headers.read()
+        headers = [self._host, *_ALWAYS, *event_headers(event), *extra]
         try:
             with deadline(self._timeout):
-                status, retry_after = self._post(headers, document(event))
+                answer = self._post(headers, document(event))
         except NotAllowed as error:
-            raise RetryLater(f"the event was not sent to {self.name}: {error}", public=True) from None
+            raise self._retry_later(f"the event was not sent: {error}") from None
         except _FAILURES as error:
-            raise RetryLater(f"{self.name} {_describe(error)}", public=True) from None
-        self._check(status, retry_after)
+            raise self._retry_later(_describe(error)) from None
+        self._check(answer, extra)
 
     def close(self) -> None:
         with self._lock:
@@ -115,26 +130,36 @@ class Forward:
         if pool is not None:
             pool.close()
 
-    def _post(self, headers: Headers, body: bytes) -> tuple[int, bytes | None]:
-        """Post one event. Returns the status and the Retry-After header of the answer."""
+    def _post(self, headers: Headers, body: bytes) -> "_Answer":
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self._timeout)
         with self._get_pool().stream(
             "POST", self._url, headers=headers, content=body, extensions={"timeout": timeouts}
         ) as answer:
-            _drain(answer)
+            start = _drain(answer)
             received = {name.lower(): value for name, value in answer.headers}
-            return answer.status, received.get(b"retry-after")
+            return _Answer(answer.status, start, received.get(b"retry-after"))
 
-    def _check(self, status: int, retry_after: bytes | None) -> None:
+    def _check(self, answer: "_Answer", extra: Headers) -> None:
         """Raise Bury or RetryLater unless the status is 2xx."""
+        status = answer.status
         if 200 <= status < 300:
             return
-        answered = f"{self.name} answered {status}"
+        text = _shown_answer(answer.start, _secrets(extra, self._query))
+        detail = f"; the answer: {text}" if text else ""
         if status >= 500 or status in _TEMPORARY:
-            raise RetryLater(answered, self._retry_seconds(retry_after), public=True)
+            raise self._retry_later(f"it answered {status}", detail, self._retry_seconds(answer.retry_after))
         if status >= 400:
-            raise Bury(f"{answered}: the receiver rejects this event; redrive it when this is fixed", public=True)
-        raise RetryLater(f"{answered}: redirects are not followed; configure the new address", public=True)
+            problem = f"it answered {status}: the receiver rejects this event; redrive it when this is fixed"
+            raise Bury(self._failure(self._address, problem, detail), public=self._failure(self.name, problem))
+        raise self._retry_later(f"it answered {status}: redirects are not followed; configure the new address", detail)
+
+    def _retry_later(self, problem: str, detail: str = "", after: float | None = None) -> RetryLater:
+        return RetryLater(
+            self._failure(self._address, problem, detail), after, public=self._failure(self.name, problem)
+        )
+
+    def _failure(self, receiver: str, problem: str, detail: str = "") -> str:
+        return f"forward to {receiver} failed: {problem}{detail}"
 
     def _retry_seconds(self, retry_after: bytes | None) -> float | None:
         """The value of Retry-After in seconds, at most an hour. The header has a number or a date; None if it has
@@ -168,15 +193,45 @@ class Forward:
         self._pool = None
 
 
-def _drain(answer: httpcore.Response) -> None:
-    """Read the body of an answer, so that the connection can be reused. The body is dropped, because it may repeat
-    parts of the event. If the connection breaks while the body is read, the status of the answer is still valid."""
-    size = 0
+class _Answer(Struct, frozen=True):
+    """The answer of a receiver: its status, the first bytes of its body, and its Retry-After header."""
+
+    status: int
+    start: bytes
+    retry_after: bytes | None
+
+
+def _drain(answer: httpcore.Response) -> bytes:
+    """Read the body of an answer, so that the connection can be reused. Returns the first bytes of the body. If the
+    connection breaks while the body is read, the status of the answer is still valid."""
+    size, start = 0, b""
     with suppress(*_FAILURES):
         for chunk in answer.iter_stream():
+            start += chunk[: _KEPT_ANSWER_BYTES - len(start)]
             size += len(chunk)
             if size > _MAX_ANSWER_BYTES:
-                return
+                break
+    return start
+
+
+def _shown_answer(start: bytes, secrets: Sequence[str]) -> str:
+    """The first characters of an answer, without the secrets that the request has sent."""
+    text = start.decode("utf-8", "replace").strip()
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return clean(_shortened(text, _SHOWN_ANSWER))
+
+
+def _secrets(headers: Headers, query: str) -> list[str]:
+    """The values of the configured headers and of the parameters of the URL, the longest first. A receiver may repeat
+    them in an error answer. The parts of a value, such as the token of `Bearer TOKEN`, are secrets too."""
+    values = [value.decode() for _, value in headers] + [query, *(value for _, value in parse_qsl(query))]
+    parts = {part for value in values for part in (value, *value.split())}
+    return sorted((part for part in parts if len(part) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _split_url(url: str) -> SplitResult:
@@ -204,27 +259,27 @@ def _check_host(parts: SplitResult, hosts: Sequence[str]) -> None:
 
 
 def _origin(parts: SplitResult) -> str:
-    """The URL for messages, without its path and query, because these may be secret."""
+    """The URL without its path and query, for the log."""
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def _describe(error: Exception) -> str:
-    """Why a request failed, as the end of a sentence that starts with the name of the receiver."""
+    """Why a request failed, for an error that names the receiver."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"has a certificate that is not trusted: {cause.verify_message}"
+            return f"its certificate is not trusted: {cause.verify_message}"
         if isinstance(cause, ssl.SSLError):
             reason = (cause.reason or "no reason given").lower().replace("_", " ")
-            return f"failed the TLS handshake: {reason}"
+            return f"the TLS handshake failed: {reason}"
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpcore.TimeoutException):
-        return "did not answer in time"
+        return "it did not answer in time"
     if isinstance(error, httpcore.ConnectError):
         origin = error.args[0] if error.args else None
         # strerror, and not str(), because it does not contain the error number.
-        return f"cannot be reached: {(origin.strerror if isinstance(origin, OSError) else None) or error}"
-    return "closed the connection, or did not answer in HTTP"
+        return f"it cannot be reached: {(origin.strerror if isinstance(origin, OSError) else None) or error}"
+    return "it closed the connection, or did not answer in HTTP"
 
 
 # ── headers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +302,7 @@ class ExtraHeaders:
         try:
             return self._read_file(self._file)
         except SettingError as error:
-            raise RetryLater(str(error), public=True) from None
+            raise RetryLater(f"forward failed: {error}", public=True) from None
 
     def _read_file(self, file: File) -> Headers:
         try:

@@ -32,7 +32,7 @@ FIFO: Final = ".fifo"
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 _BUS: Final = re.compile(r"[A-Za-z0-9_./-]{1,256}")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}")
-_USE: Final = "use sqs://QUEUE?region=eu-central-1 or eventbridge://BUS?region=eu-central-1"
+_USE: Final = "use 'sqs://QUEUE?region=eu-central-1' or 'eventbridge://BUS?region=eu-central-1'"
 _COMMON: Final = ("region", "endpoint", "timeout")
 _MAX_CONNECTIONS: Final = 64
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
@@ -88,7 +88,7 @@ def _queue(parts: SplitResult, url: str) -> Destination:
     options = _options(parts, "account")
     if not _QUEUE.fullmatch(parts.netloc) or parts.path.strip("/"):
         raise SettingError(
-            f"{quoted(url)} has no valid queue name; write sqs://QUEUE?region=eu-central-1, or QUEUE{FIFO}"
+            f"{quoted(url)} has no valid queue name; write 'sqs://QUEUE?region=eu-central-1', or QUEUE{FIFO}"
         )
     account = options.get("account")
     if account is not None and not _ACCOUNT.fullmatch(account):
@@ -100,7 +100,7 @@ def _bus(parts: SplitResult, url: str) -> Destination:
     options = _options(parts, "source")
     name = f"{parts.netloc}{parts.path}".rstrip("/")
     if not _BUS.fullmatch(name):
-        raise SettingError(f"{quoted(url)} has no valid bus name; write eventbridge://default?region=eu-central-1")
+        raise SettingError(f"{quoted(url)} has no valid bus name; write 'eventbridge://default?region=eu-central-1'")
     source = options.get("source", "oncegate")
     if source.startswith("aws.") or not 0 < len(source) <= 256:
         raise SettingError(f"source={source!r} must have 1 to 256 characters; the prefix aws. is reserved by AWS")
@@ -135,7 +135,7 @@ def publisher(url: str) -> "Publisher":
     try:
         created.open()
     except BotoCoreError as error:
-        raise SettingError(str(failure(error, place))) from error
+        raise SettingError(failures.classify(error, place.spoken, "", _HINTS).message) from error
     return created
 
 
@@ -145,13 +145,15 @@ def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     if isinstance(error, ClientError):
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
-            return Bury(f"{place.spoken} rejects this event ({code}: {message})")
+            return Bury(f"publish failed: {place.spoken} rejects this event ({code}: {message})")
     action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
-    return RetryLater(failures.classify(error, place.spoken, action, _HINTS).message, public=True)
+    return RetryLater(f"publish failed: {failures.classify(error, place.spoken, action, _HINTS).message}", public=True)
 
 
 class Publisher(ABC):
     """A handler that sends each event to one destination with one request. Thread-safe."""
+
+    kind = "publish"
 
     def __init__(self, place: Destination) -> None:
         self.place = place

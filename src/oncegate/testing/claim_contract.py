@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Buried, Conflict, Duplicate, Granted, InFlight
+from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Buried, Conflict, Duplicate, Granted, InFlight, seed
 from oncegate.stores.base import Store
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.requests import (
@@ -10,6 +10,7 @@ from oncegate.testing.requests import (
     BURIED_FOR,
     KEY,
     LEASE,
+    NAMESPACE,
     RETENTION,
     bury,
     claim,
@@ -21,6 +22,7 @@ from oncegate.testing.requests import (
     redrive,
     release,
     renew,
+    seeded,
     stored,
     take,
 )
@@ -94,6 +96,54 @@ class ClaimContract:
         assert isinstance(verdict, Conflict)
         assert verdict.record.payload_hash == content("one")
         assert stored(store) == before
+
+    @pytest.mark.parametrize("binds", [True, False])
+    def test_seeded(self, store: Store, clock: ManualClock, binds: bool) -> None:
+        """A seeded key is completed with unknown content: a claim with any content is a duplicate until the record
+        expires at the time that the seed gave."""
+        assert isinstance(seeded(store, retention=10), Granted)
+        record = stored(store)
+        assert record is not None
+        assert (record.state, record.payload_hash, record.completed_at) == (COMPLETED, b"", clock.now)
+        assert (record.expires_at, record.result, record.about) == (clock.now + 10, None, ABOUT)
+        clock.advance(9)
+        for text in ("one", "two"):
+            assert isinstance(claim(store, "bob", payload_hash=content(text), binds=binds), Duplicate)
+        assert stored(store) == record
+        clock.advance(1)
+        assert granted(store, "bob", payload_hash=content("two"), binds=binds).attempts == 1
+
+    def test_seeded_again(self, store: Store, clock: ManualClock) -> None:
+        """A second seed of a key is a duplicate and does not move the expiry. A repeated request gets its grant."""
+        assert isinstance(seeded(store, retention=10), Granted)
+        before = stored(store)
+        clock.advance(5)
+        assert isinstance(seeded(store, "other", retention=100), Duplicate)
+        assert isinstance(seeded(store, retention=10), Granted)
+        assert stored(store) == before
+
+    @pytest.mark.parametrize("state", [IN_PROGRESS, RELEASED, COMPLETED, DEAD])
+    def test_seed_of_a_known_key(self, store: Store, clock: ManualClock, state: str) -> None:
+        """A seed never changes a record, not even a released one or one with an expired lease."""
+        _in_state(store, state)
+        before = stored(store)
+        assert isinstance(seeded(store), Conflict)
+        clock.advance(LEASE)
+        assert isinstance(seeded(store), Conflict)
+        assert stored(store) == before
+
+    def test_batch_of_seeds(self, store: Store) -> None:
+        """New and known keys are seeded in one batch, each with its own retention."""
+        keys = [bytes([number]) * 16 for number in range(4)]
+        granted(store, key=keys[1])
+        requests = [
+            seed(NAMESPACE, key, owner=owner("operator"), retention=10 + place, about=ABOUT)
+            for place, key in enumerate(keys)
+        ]
+        verdicts = store.claim(requests)
+        assert [type(verdict) for verdict in verdicts] == [Granted, Conflict, Granted, Granted]
+        kept = [(verdict.record.expires_at or 0) - verdict.at for verdict in (verdicts[0], verdicts[2], verdicts[3])]
+        assert kept == [10, 12, 13]
 
     def test_other_content_without_binding(self, store: Store) -> None:
         """A key that does not bind content treats other content as the same event, during the lease and after

@@ -38,6 +38,7 @@ from oncegate.testing.requests import (
     granted,
     owner,
     release,
+    seeded,
     stored,
     take,
 )
@@ -70,6 +71,13 @@ class InboxContract:
         admit(store)
         assert isinstance(admit(store, "bob", payload_hash=content("two")), Conflict)
         assert isinstance(admit(store, "bob", payload_hash=content("two"), binds=False), Duplicate)
+
+    def test_admitted_when_seeded(self, store: Any) -> None:
+        """A seeded event is a duplicate for a receiver, whatever its content, and its payload is not stored."""
+        seeded(store)
+        before = stored(store)
+        assert isinstance(admit(store, payload_hash=content("two")), Duplicate)
+        assert stored(store) == before
 
     def test_admitted_during_a_lease(self, store: Any, clock: ManualClock) -> None:
         """An event in progress without a payload is in flight. After the lease has ended, the payload is attached to

@@ -24,6 +24,7 @@ from oncegate.claims import (
     Renew,
     Reset,
     Take,
+    seed,
     step,
 )
 from oncegate.clocks import Clock
@@ -151,6 +152,11 @@ class _Comparison(RuleBasedStateMachine):
     @rule(requests=st.lists(_CLAIMS, min_size=1, max_size=4))
     def claim(self, requests: list[Claim]) -> None:
         assert self.store.claim(requests) == [self.step_model(request) for request in requests]
+
+    @rule(fields=_any_of(_NAMESPACES, _KEYS, _OWNERS, _RETENTIONS))
+    def seed(self, fields: tuple[str, bytes, bytes, int]) -> None:
+        namespace, key, owner, retention = fields
+        self.claim([seed(namespace, key, owner=owner, retention=retention, about=EventSummary("plain"))])
 
     @rule(data=st.data(), verb=st.sampled_from([Complete, Release, Bury, Renew]), count=st.integers(1, 3))
     def settle(self, data: st.DataObject, verb: type, count: int) -> None:

@@ -15,6 +15,7 @@ from oncegate.claims import (
     Release,
     Renew,
     Reset,
+    seed,
 )
 from oncegate.stores.base import Entry, Inbox, Store, TakeRequest
 
@@ -51,6 +52,11 @@ def claim_of(by: str = "ann", **changed: Any) -> Claim:
 
 def claim(store: Store, by: str = "ann", **changed: Any) -> Any:
     (verdict,) = store.claim([claim_of(by, **changed)])
+    return verdict
+
+
+def seeded(store: Store, by: str = "operator", retention: int = RETENTION, key: bytes = KEY) -> Any:
+    (verdict,) = store.claim([seed(NAMESPACE, key, owner=owner(by), retention=retention, about=ABOUT)])
     return verdict
 
 

@@ -40,7 +40,7 @@ def test_addresses(url: str, address: QueueAddress) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("sqs://a queue", "is not the URL of a queue; write sqs://NAME"),
+        ("sqs://a queue", "is not the URL of a queue; write 'sqs://NAME"),
         ("sqs://", "is not the URL of a queue"),
         ("q", "is not the URL of a queue"),
         ("sqs://q?colour=red", "unknown option 'colour' in a queue URL; use region or endpoint"),

@@ -240,7 +240,9 @@ def test_missing_credentials(queue: Queue, message: Any, monkeypatch: pytest.Mon
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "no AWS credentials were found for the SQS queue" in message(queue.source)
-    assert f"queue {queue.name} needs a region; write sqs://NAME?region=eu-central-1" in message(f"sqs://{queue.name}")
+    assert f"queue {queue.name} needs a region; write 'sqs://NAME?region=eu-central-1'" in message(
+        f"sqs://{queue.name}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,38 @@ def test_messages_are_held_while_the_store_is_away(queue: Queue, caplog: pytest.
     gate.close()
 
 
+@pytest.mark.parametrize("mode", ["lease", "mark_first"])
+def test_the_end_of_an_outage(queue: Queue, tmp_path: Path, mode: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker reports that events can be claimed again only after the store has answered a claim. A handler that
+    started before the outage and ends during the outage does not prove it."""
+    server, begun, may_end = RedisServer(tmp_path / "redis"), threading.Event(), threading.Event()
+
+    def handler(event: Event) -> None:
+        if event.id == "evt-1":
+            begun.set()
+            assert may_end.wait(30)
+
+    gate = Gate(server.url, lease="3s", breaker=None, mode=mode)
+    worker = gate.worker(queue.source, handler, wait="1s")
+    try:
+        queue.send(call(1))
+        with working(worker):
+            assert begun.wait(20)
+            server.kill()
+            queue.send(call(2))
+            until(lambda: "events cannot be claimed" in caplog.text, "the outage")
+            may_end.set()
+            until(lambda: worker.figures.failed + worker.figures.processed > 0, "the end of the handler")
+            time.sleep(0.5)
+            assert "can be claimed again" not in caplog.text
+            server.start()
+            server.wait()
+            until(lambda: "events can be claimed again, after" in caplog.text, "the end of the outage", 40)
+    finally:
+        gate.close()
+        server.stop()
+
+
 class AwayForCopies(MemoryStore):
     """A store that fails, while `away` is set, for every claim under a new key."""
 

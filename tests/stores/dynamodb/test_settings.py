@@ -12,7 +12,7 @@ from oncegate.errors import SettingError
 from tests.stores.dynamo_server import REGION
 
 URL_ERRORS = [
-    ("dynamodb://", "names no table; write dynamodb://Table?region=eu-central-1"),
+    ("dynamodb://", "names no table; write 'dynamodb://Table?region=eu-central-1'"),
     ("dynamodb://ab", "invalid table name 'ab'; use 3 to 255 letters"),
     ("dynamodb:///Table", "names no table"),
     ("dynamodb://Table/other", "names no table"),
@@ -63,7 +63,7 @@ def test_other_stores_do_not_import_botocore() -> None:
     [
         (
             {"AWS_DEFAULT_REGION": ""},
-            "the DynamoDB table Table needs a region; write dynamodb://Table?region=eu-central-1 or set AWS_REGION",
+            "the DynamoDB table Table needs a region; write 'dynamodb://Table?region=eu-central-1' or set AWS_REGION",
         ),
         ({"AWS_REGION": REGION}, "no AWS credentials were found"),
         ({"AWS_DEFAULT_REGION": REGION}, "no AWS credentials were found"),

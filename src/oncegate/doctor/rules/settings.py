@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
+from oncegate.clocks import wall
 from oncegate.doctor.facts import Facts
 from oncegate.doctor.findings import Finding, error, note, warning
 from oncegate.durations import spoken
+from oncegate.previous.base import read_place_url
 from oncegate.settings.routes import UNSIGNED
 
 _DAY: Final = 86_400
@@ -104,4 +106,19 @@ def signed(facts: Facts) -> Iterator[Finding]:
             )
 
 
-RULES: Final = (retention, replays, attempts, signed)
+def previous(facts: Facts) -> Iterator[Finding]:
+    """The time `until` in the URL of `previous` has not passed."""
+    if facts.config.previous is None:
+        return
+    until = read_place_url(facts.config.previous).until
+    if until is None or wall() < until:
+        return
+    yield note(
+        "previous",
+        f"the old place is no longer asked: its time until passed {spoken(wall() - until)} ago",
+        "All marks of the old place have expired. Remove the setting previous.",
+        "export ONCEGATE_PREVIOUS=off",
+    )
+
+
+RULES: Final = (retention, replays, attempts, signed, previous)

@@ -23,7 +23,7 @@ _URL: Final = re.compile(r"https?://[^/?#@\s]+/[^?#@\s]*")
 _AWS_HOST: Final = re.compile(r"(?:sqs\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:queue\.)?amazonaws\.com(?:\.cn)?")
 _ATTRIBUTES: Final = ["ApproximateReceiveCount", "SentTimestamp", "MessageGroupId"]
 _READ_SLACK: Final = 10.0  # seconds that an answer may take in addition to the wait of a long poll
-_HINTS: Final = ErrorHints("SQS", "write sqs://NAME?region=eu-central-1", "docs/guide/sqs.md lists what is needed")
+_HINTS: Final = ErrorHints("SQS", "write 'sqs://NAME?region=eu-central-1'", "docs/guide/sqs.md lists what is needed")
 
 
 # ── address ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,8 +61,8 @@ def read_address(text: str) -> QueueAddress:
         return _read_https(bare, region, endpoint)
     if not text.startswith(_SCHEME) or not _NAME.fullmatch(bare):
         raise SettingError(
-            f"{quoted(text)} is not the URL of a queue; write sqs://NAME?region=eu-central-1, or the URL that AWS shows"
-            " for the queue"
+            f"{quoted(text)} is not the URL of a queue; write 'sqs://NAME?region=eu-central-1', or the URL that AWS"
+            " shows for the queue"
         )
     return QueueAddress(bare, None, region, endpoint)
 

@@ -18,7 +18,7 @@ from oncegate.durations import spoken
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
-from oncegate.gate.job import Identified, set_destination
+from oncegate.gate.job import Identified, Job, set_destination
 from oncegate.gate.options import outlasts_lease
 from oncegate.gate.outcome import STATUSES, Cause, Outcome
 from oncegate.ingress.call_threads import CallThreads
@@ -40,8 +40,7 @@ _LAST_POLL: Final = SHORT_POLL + 0.5  # seconds that the worker waits for open p
 _FLUSH_WITHIN: Final = 5.0
 _PUBLISHER_CHECK: Final = 0.1  # seconds between two checks of whether the publisher has completed the event
 _PUBLISHER_CHECKS: Final = 20
-# Statuses that prove that the store has answered. A duplicate may come from the completion cache.
-_STORE_ANSWERED: Final = ("processed", "failed", "in_flight")
+_CLAIM_CHECK: Final = 0.05  # seconds between two checks, during an outage, of whether the store has granted a claim
 
 
 class SqsWorker:
@@ -114,7 +113,7 @@ class SqsSession:
     ) -> None:
         self._fifo = address.fifo
         self._is_plain = not is_async(handler)
-        self._handler = logged(handler)
+        self._handler = logged(handler, has_log=context.observers.have_log)
         self._publish_target = publish_target_of(handler)
         self._options = options
         self._context = context
@@ -218,9 +217,12 @@ class SqsSession:
         if self._context.boot() >= work.message.visible_until:  # another worker may have received the message
             return self._not_acknowledged(work, work.message.pause)
         work.ran = True
-        outcome = await self._context.engine.arun(work.item, self._handler)
+        began_at = self._context.boot()
+        outcome = await self._run_through_gate(work.item)
         if outcome.cause is Cause.STORE_UNAVAILABLE:
             return self._wait_for_store(work, outcome)
+        if _proves_answer(outcome):
+            self._store_answered(began_at)
         if self._is_being_published(work, outcome):
             return RunAgain(_PUBLISHER_CHECK)
         self._report(outcome)
@@ -228,6 +230,25 @@ class SqsSession:
             return self._not_acknowledged(work, _pause(outcome, work))
         self._end(work, None)
         return "go_on"
+
+    async def _run_through_gate(self, item: Identified) -> Outcome:
+        if not self._receiver.store_outage.is_ongoing:
+            return await self._context.engine.arun(item, self._handler)
+        watching = asyncio.create_task(self._watch_claim(item))
+        try:
+            return await self._context.engine.arun(item, self._handler)
+        finally:
+            watching.cancel()
+
+    async def _watch_claim(self, item: Identified) -> None:
+        """Report the end of an outage as soon as the store has granted the claim. The handler may run for minutes."""
+        while not (isinstance(item, Job) and item.held):
+            await asyncio.sleep(_CLAIM_CHECK)
+        self._store_answered(item.lease.held_since)
+
+    def _store_answered(self, sent_at: int) -> None:
+        """Record that the store has answered a claim that was sent at or after `sent_at`."""
+        self._receiver.store_outage.succeeded("events can be claimed", sent_at)
 
     def _not_acknowledged(self, work: MessageEvent, again_after: float) -> Next:
         """Make SQS deliver the event again. The later events of its lane are given back, so that they do not run before
@@ -262,8 +283,6 @@ class SqsSession:
         self._context.observers.outcomes([outcome])
         if name := STATUSES[outcome.status].figure:
             self._counts[name] += 1
-        if outcome.status in _STORE_ANSWERED:
-            self._receiver.store_outage.succeeded("events can be claimed")
 
     def _give_back(self, works: Sequence[MessageEvent]) -> None:
         """End events that were not run because an earlier event of the lane failed, or because the worker stops.
@@ -307,6 +326,15 @@ class SqsSession:
         hurried.cancel()
         self._receiver.abandon()
         await self._messages.flush(_FLUSH_WITHIN)
+
+
+def _proves_answer(outcome: Outcome) -> bool:
+    """Whether the outcome proves that the store has answered the claim of this run. A duplicate may come from the
+    completion cache. A failure without an exception of the handler may come from a settlement that the store did not
+    confirm."""
+    if outcome.status == "in_flight":
+        return outcome.original is not None
+    return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
 
 
 def _pause(outcome: Outcome, work: MessageEvent) -> float:

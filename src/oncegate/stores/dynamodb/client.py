@@ -28,7 +28,7 @@ from oncegate.stores.dynamodb.items import AddressPair, Item
 from oncegate.stores.dynamodb.settings import DynamoSettings
 
 _HINTS: Final = ErrorHints(
-    "DynamoDB", "write dynamodb://Table?region=eu-central-1", "docs/stores/dynamodb.md lists what is needed"
+    "DynamoDB", "write 'dynamodb://Table?region=eu-central-1'", "docs/stores/dynamodb.md lists what is needed"
 )
 _FIRST_PAUSE: Final = 0.025  # seconds
 _LONGEST_PAUSE: Final = 1.0

@@ -45,12 +45,12 @@ def read_url(url: str) -> DynamoSettings:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise SettingError(f"{quoted(url)} is not a URL; write dynamodb://Table?region=eu-central-1") from None
+        raise SettingError(f"{quoted(url)} is not a URL; write 'dynamodb://Table?region=eu-central-1'") from None
     if parts.netloc and "@" not in parts.netloc and not _TABLE.fullmatch(parts.netloc):
         raise SettingError(f"invalid table name {parts.netloc!r}; use 3 to 255 letters, digits, and _ . -")
     if not parts.netloc or "@" in parts.netloc or parts.path.strip("/") or parts.fragment:
         raise SettingError(
-            f"{quoted(url)} names no table; write dynamodb://Table?region=eu-central-1"
+            f"{quoted(url)} names no table; write 'dynamodb://Table?region=eu-central-1'"
             " (3 to 255 letters, digits, and _ . -; without credentials)"
         )
     options = dict(parse_qsl(parts.query))

@@ -10,7 +10,7 @@
 --   │ fence         │ bigint   │ rises with every grant                                           │
 --   │ lease_until   │ bigint   │ µs; end of the lease; in state R: the event is not taken earlier │
 --   │ attempts      │ integer  │ grants whose handler may have started                            │
---   │ payload_hash  │ bytea    │ hash of the event's body                                         │
+--   │ payload_hash  │ bytea    │ hash of the event's body; empty: unknown, and matches any body   │
 --   │ expires_at    │ bigint   │ µs; null while the row holds an unprocessed payload              │
 --   │ source … delivery_id     │ description of the event for people; occurred_at in µs           │
 --   │ first_seen    │ bigint   │ µs                                                               │
@@ -257,147 +257,6 @@ BEGIN
     RETURN now;
 END $$;
 
--- Claim each key of a batch. If all keys were absent, all claims are granted and the function returns one row without a
--- place. Otherwise the function returns a row for each key: the place of the key in the batch, the verdict (G granted,
--- D duplicate, F in flight, C conflict, B buried) and the record. If the record of a key was deleted while the function
--- ran, the result has no row for the key, and the caller retries the key.
---
--- The function waits only for another batch that is writing the same key. Before the function changes rows, it locks
--- them without waiting. If another session has locked a row (a takeover, a settlement, or the transaction of a handler
--- that runs longer than its lease), the verdict is in flight.
-CREATE FUNCTION oncegate.claim_2(
-    clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
-    binding boolean[], marking boolean[], sliding bigint[],
-    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[]
-) RETURNS TABLE (
-    place bigint, verdict text, at bigint,
-    state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
-    source text, type text, entity text, occurred_at bigint, delivery_id text,
-    first_seen bigint, completed_at bigint, result bytea, error text, payload bytea,
-    lost integer, unavailable_since bigint, handed_to text
-) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
-SET plan_cache_mode = force_generic_plan AS $$
-#variable_conflict use_column
-DECLARE
-    now bigint := oncegate.tick(clock);
-    fresh bigint;
-    free bigint[];
-BEGIN
-    INSERT INTO oncegate.claims AS c (
-        namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
-        source, type, entity, occurred_at, delivery_id, first_seen, completed_at
-    )
-    SELECT a.namespace, a.key, CASE WHEN a.marks THEN 'C' ELSE 'P' END, a.owner, now, now + a.lease, 1, a.hash,
-           now + a.retention, a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now,
-           CASE WHEN a.marks THEN now END
-    FROM unnest(namespaces, keys, owners, hashes, leases, retentions, marking,
-                sources, types, entities, occurrences, deliveries)
-         AS a (namespace, key, owner, hash, lease, retention, marks, source, type, entity, occurred_at, delivery_id)
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS fresh = ROW_COUNT;
-    IF fresh = cardinality(keys) THEN
-        at := now;
-        RETURN NEXT;
-        RETURN;
-    END IF;
-
-    now := oncegate.tick(clock); -- the INSERT may have waited
-    free := ARRAY(
-        SELECT a.place
-        FROM unnest(namespaces, keys, retentions, sliding) WITH ORDINALITY
-             AS a (namespace, key, retention, slides, place)
-        JOIN oncegate.claims c ON c.namespace = a.namespace AND c.key = a.key
-        WHERE c.expires_at <= now OR c.state = 'R' OR (c.state = 'P' AND c.lease_until <= now)
-           OR (c.state = 'C' AND least(now + a.retention, c.first_seen + a.slides) > c.expires_at)
-        FOR UPDATE OF c SKIP LOCKED
-    );
-
-    -- The rows inserted above are found here again as claims of the same owner: granted.
-    RETURN QUERY
-    WITH judged AS MATERIALIZED (
-        SELECT a.*, c AS was, a.place = ANY (free) AS free,
-            CASE
-                WHEN c.expires_at <= now THEN 'new'
-                WHEN c.owner = a.owner AND (c.state = 'C' OR (c.state = 'P' AND c.lease_until > now)) THEN 'mine'
-                WHEN a.binds AND c.payload_hash <> a.hash THEN 'conflict'
-                WHEN c.state = 'P' AND c.lease_until > now THEN 'held'
-                WHEN c.state = 'R' AND c.payload IS NOT NULL THEN 'done'
-                WHEN c.state = 'R' AND c.owner = a.owner THEN 'held'
-                WHEN c.state IN ('P', 'R') THEN 'again'
-                WHEN c.state = 'C' AND least(now + a.retention, c.first_seen + a.slides) > c.expires_at THEN 'slide'
-                WHEN c.state = 'C' THEN 'done'
-                ELSE 'dead'
-            END AS rule
-        FROM unnest(namespaces, keys, owners, hashes, leases, retentions, binding, marking, sliding,
-                    sources, types, entities, occurrences, deliveries) WITH ORDINALITY
-             AS a (namespace, key, owner, hash, lease, retention, binds, marks, slides,
-                   source, type, entity, occurred_at, delivery_id, place)
-        JOIN oncegate.claims c ON c.namespace = a.namespace AND c.key = a.key
-    ),
-    ruled AS MATERIALIZED (
-        SELECT j.*, j.free AND j.rule = 'new' AS new, j.free AND j.rule IN ('new', 'again') AS grants,
-               j.free AND j.rule IN ('new', 'again') AND j.marks AS marked, j.free AND j.rule = 'slide' AS slid
-        FROM judged j
-    ),
-    after AS MATERIALIZED (
-        SELECT r.place, r.namespace, r.key, r.grants OR r.slid AS changed,
-            CASE
-                WHEN r.grants OR r.rule = 'mine' THEN 'G'
-                WHEN r.rule = 'conflict' THEN 'C'
-                WHEN r.rule IN ('done', 'slide') THEN 'D'
-                WHEN r.rule = 'dead' THEN 'B'
-                ELSE 'F'
-            END AS verdict,
-            CASE WHEN NOT r.grants THEN (r.was).state WHEN r.marks THEN 'C' ELSE 'P' END AS state,
-            CASE WHEN r.grants THEN r.owner ELSE (r.was).owner END AS owner,
-            CASE WHEN r.new THEN now WHEN r.grants THEN (r.was).fence + 1 ELSE (r.was).fence END AS fence,
-            CASE WHEN r.grants THEN now + r.lease ELSE (r.was).lease_until END AS lease_until,
-            CASE
-                WHEN r.new THEN 1
-                WHEN NOT r.grants OR ((r.was).state = 'P' AND (r.was).lost = 0) THEN (r.was).attempts
-                ELSE (r.was).attempts + 1
-            END AS attempts,
-            CASE WHEN r.grants THEN r.hash ELSE (r.was).payload_hash END AS payload_hash,
-            CASE
-                WHEN r.slid THEN least(now + r.retention, (r.was).first_seen + r.slides)
-                WHEN NOT r.grants THEN (r.was).expires_at
-                WHEN r.new OR r.marks OR (r.was).payload IS NULL THEN now + r.retention
-            END AS expires_at,
-            CASE WHEN r.new THEN r.source ELSE (r.was).source END AS source,
-            CASE WHEN r.new THEN r.type ELSE (r.was).type END AS type,
-            CASE WHEN r.new THEN r.entity ELSE (r.was).entity END AS entity,
-            CASE WHEN r.new THEN r.occurred_at ELSE (r.was).occurred_at END AS occurred_at,
-            CASE WHEN r.new THEN r.delivery_id ELSE (r.was).delivery_id END AS delivery_id,
-            CASE WHEN r.new THEN now ELSE (r.was).first_seen END AS first_seen,
-            CASE WHEN r.marked THEN now WHEN NOT r.new THEN (r.was).completed_at END AS completed_at,
-            CASE WHEN NOT r.new THEN (r.was).result END AS result,
-            CASE WHEN NOT r.new THEN (r.was).error END AS error,
-            CASE WHEN NOT (r.new OR r.marked) THEN (r.was).payload END AS payload,
-            CASE
-                WHEN r.new OR r.marked THEN 0
-                WHEN r.grants AND (r.was).state = 'P' THEN (r.was).lost + 1
-                ELSE (r.was).lost
-            END AS lost,
-            CASE WHEN NOT (r.new OR r.marked) THEN (r.was).unavailable_since END AS unavailable_since,
-            CASE WHEN NOT r.new THEN (r.was).handed_to END AS handed_to
-        FROM ruled r
-    ),
-    written AS (
-        UPDATE oncegate.claims c
-        SET state = a.state, owner = a.owner, fence = a.fence, lease_until = a.lease_until, attempts = a.attempts,
-            payload_hash = a.payload_hash, expires_at = a.expires_at, source = a.source, type = a.type,
-            entity = a.entity, occurred_at = a.occurred_at, delivery_id = a.delivery_id, first_seen = a.first_seen,
-            completed_at = a.completed_at, result = a.result, error = a.error, payload = a.payload, lost = a.lost,
-            unavailable_since = a.unavailable_since, handed_to = a.handed_to
-        FROM after a
-        WHERE a.changed AND c.namespace = a.namespace AND c.key = a.key
-    )
-    SELECT a.place, a.verdict, now, a.state, a.owner, a.fence, a.lease_until, a.attempts, a.payload_hash, a.expires_at,
-           a.source, a.type, a.entity, a.occurred_at, a.delivery_id,
-           a.first_seen, a.completed_at, a.result, a.error, a.payload, a.lost, a.unavailable_since, a.handed_to
-    FROM after a;
-END $$;
-
 -- Settle or renew each claim of a batch. The ending says how: C complete, R release, D bury, P renew. Returns the
 -- places of the accepted settlements, or null if all were accepted. `spans` are the retentions, leases or delays.
 -- `bodies` are the results or payloads. `handed` are the destinations that completed events were published to. A
@@ -449,97 +308,6 @@ BEGIN
         WHERE c.state = a.ending AND c.owner = a.owner AND c.fence = a.fence
           AND (c.expires_at IS NULL OR c.expires_at > now)
     );
-END $$;
-
--- Admit each event of a batch: store its payload. If all keys were absent, all events are admitted and the function
--- returns one row without a place. Otherwise the function returns a row for each key: the place of the key in the
--- batch, the verdict (A admitted; see claim_2 for the other verdicts) and the record. If the record of a key was
--- deleted while the function ran, the result has no row for the key, and the caller retries the key. The function waits
--- only for another batch that is writing the same key.
-CREATE FUNCTION oncegate.admit_2(
-    clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
-    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[], behind bigint[]
-) RETURNS TABLE (
-    place bigint, verdict text, at bigint,
-    state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
-    source text, type text, entity text, occurred_at bigint, delivery_id text,
-    first_seen bigint, completed_at bigint, result bytea, error text, payload bytea,
-    lost integer, unavailable_since bigint, handed_to text
-) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
-SET plan_cache_mode = force_generic_plan AS $$
-#variable_conflict use_column
-DECLARE
-    now CONSTANT bigint := oncegate.tick(clock);
-    new bytea[];
-    was oncegate.claims;
-    answer text;
-BEGIN
-    WITH written AS (
-        INSERT INTO oncegate.claims (
-            namespace, key, state, owner, fence, lease_until, attempts, payload_hash,
-            source, type, entity, occurred_at, delivery_id, first_seen, payload
-        )
-        SELECT a.namespace, a.key, 'R', a.owner, now, now, 0, a.hash,
-               a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now + a.behind, a.payload
-        FROM unnest(namespaces, keys, owners, hashes, payloads, sources, types, entities, occurrences, deliveries, behind)
-             AS a (namespace, key, owner, hash, payload, source, type, entity, occurred_at, delivery_id, behind)
-        ON CONFLICT DO NOTHING RETURNING key
-    )
-    SELECT coalesce(array_agg(w.key), '{}') INTO new FROM written w;
-    IF cardinality(new) = cardinality(keys) THEN
-        RETURN QUERY SELECT NULL::bigint, 'A', now, NULL::text, NULL::bytea, NULL::bigint, NULL::bigint, NULL::integer,
-            NULL::bytea, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::text, NULL::bigint,
-            NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, NULL::integer, NULL::bigint, NULL::text;
-        RETURN;
-    END IF;
-
-    FOR i IN 1 .. cardinality(keys) LOOP
-        SELECT c.* INTO was FROM oncegate.claims c WHERE c.namespace = namespaces[i] AND c.key = keys[i];
-        CONTINUE WHEN NOT FOUND;
-        answer := CASE
-            WHEN was.expires_at <= now THEN 'new'
-            WHEN was.state = 'R' AND was.payload IS NOT NULL AND was.owner = owners[i] THEN 'A'
-            WHEN was.state = 'P' AND was.payload IS NOT NULL AND was.owner = owners[i] AND was.lease_until > now THEN 'G'
-            WHEN binding[i] AND was.payload_hash <> hashes[i] THEN 'C'
-            WHEN was.state = 'P' AND was.lease_until > now AND was.payload IS NULL THEN 'F'
-            WHEN was.state IN ('R', 'P') AND was.payload IS NULL THEN 'attach'
-            WHEN was.state = 'D' THEN 'B'
-            ELSE 'D'
-        END;
-        IF answer IN ('new', 'attach') THEN
-            PERFORM FROM oncegate.claims c
-            WHERE c.namespace = namespaces[i] AND c.key = keys[i] AND c.owner = was.owner AND c.fence = was.fence
-              AND c.state = was.state AND c.lease_until = was.lease_until
-              AND c.expires_at IS NOT DISTINCT FROM was.expires_at
-            FOR UPDATE SKIP LOCKED;
-            IF NOT FOUND THEN -- locked or changed by a takeover, a settle, a renewal or a sweep
-                answer := 'F';
-            ELSIF answer = 'new' THEN
-                UPDATE oncegate.claims c
-                SET state = 'R', owner = owners[i], fence = now, lease_until = now, attempts = 0,
-                    payload_hash = hashes[i], expires_at = NULL, source = sources[i], type = types[i],
-                    entity = entities[i], occurred_at = occurrences[i], delivery_id = deliveries[i],
-                    first_seen = now + behind[i],
-                    completed_at = NULL, result = NULL, error = NULL, payload = payloads[i],
-                    lost = 0, unavailable_since = NULL, handed_to = NULL
-                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
-                RETURNING c.* INTO was;
-                answer := 'A';
-            ELSE
-                UPDATE oncegate.claims c
-                SET state = 'R', owner = owners[i], lease_until = now, expires_at = NULL, payload_hash = hashes[i],
-                    payload = payloads[i], lost = c.lost + (c.state = 'P')::integer,
-                    attempts = c.attempts - (c.state = 'P' AND c.lost = 0)::integer
-                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
-                RETURNING c.* INTO was;
-                answer := 'A';
-            END IF;
-        END IF;
-        RETURN QUERY SELECT i::bigint, answer, now, was.state, was.owner, was.fence, was.lease_until, was.attempts,
-            was.payload_hash, was.expires_at, was.source, was.type, was.entity, was.occurred_at, was.delivery_id,
-            was.first_seen, was.completed_at, was.result, was.error, was.payload,
-            was.lost, was.unavailable_since, was.handed_to;
-    END LOOP;
 END $$;
 
 -- Grant one waiting event of a namespace to each owner. Events with the earliest `waiting` are granted first. Locked
@@ -622,7 +390,250 @@ BEGIN
     RETURNING a.place;
 END $$;
 
--- Processes of the previous version call the following functions. The functions apply the rules of this version.
+-- Processes of version 1 call the following function. It applies the rules of this version.
+CREATE OR REPLACE FUNCTION oncegate.settle(
+    clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
+    bodies bytea[], errors text[], unstarted boolean[]
+) RETURNS bigint[]
+LANGUAGE sql AS $$
+    SELECT oncegate.settle_2(clock, endings, namespaces, keys, owners, fences, spans, bodies, errors, unstarted,
+                             array_fill(false, ARRAY[cardinality(keys)]), '{}')
+$$;
+
+-- name: schema 3
+-- Claim each key of a batch. If all keys were absent, all claims are granted and the function returns one row without a
+-- place. Otherwise the function returns a row for each key: the place of the key in the batch, the verdict (G granted,
+-- D duplicate, F in flight, C conflict, B buried) and the record. If the record of a key was deleted while the function
+-- ran, the result has no row for the key, and the caller retries the key.
+--
+-- The function waits only for another batch that is writing the same key. Before the function changes rows, it locks
+-- them without waiting. If another session has locked a row (a takeover, a settlement, or the transaction of a handler
+-- that runs longer than its lease), the verdict is in flight.
+CREATE OR REPLACE FUNCTION oncegate.claim_2(
+    clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
+    binding boolean[], marking boolean[], sliding bigint[],
+    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[]
+) RETURNS TABLE (
+    place bigint, verdict text, at bigint,
+    state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
+    source text, type text, entity text, occurred_at bigint, delivery_id text,
+    first_seen bigint, completed_at bigint, result bytea, error text, payload bytea,
+    lost integer, unavailable_since bigint, handed_to text
+) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    now bigint := oncegate.tick(clock);
+    fresh bigint;
+    free bigint[];
+BEGIN
+    INSERT INTO oncegate.claims AS c (
+        namespace, key, state, owner, fence, lease_until, attempts, payload_hash, expires_at,
+        source, type, entity, occurred_at, delivery_id, first_seen, completed_at
+    )
+    SELECT a.namespace, a.key, CASE WHEN a.marks THEN 'C' ELSE 'P' END, a.owner, now, now + a.lease, 1, a.hash,
+           now + a.retention, a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now,
+           CASE WHEN a.marks THEN now END
+    FROM unnest(namespaces, keys, owners, hashes, leases, retentions, marking,
+                sources, types, entities, occurrences, deliveries)
+         AS a (namespace, key, owner, hash, lease, retention, marks, source, type, entity, occurred_at, delivery_id)
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS fresh = ROW_COUNT;
+    IF fresh = cardinality(keys) THEN
+        at := now;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    now := oncegate.tick(clock); -- the INSERT may have waited
+    free := ARRAY(
+        SELECT a.place
+        FROM unnest(namespaces, keys, retentions, sliding) WITH ORDINALITY
+             AS a (namespace, key, retention, slides, place)
+        JOIN oncegate.claims c ON c.namespace = a.namespace AND c.key = a.key
+        WHERE c.expires_at <= now OR c.state = 'R' OR (c.state = 'P' AND c.lease_until <= now)
+           OR (c.state = 'C' AND least(now + a.retention, c.first_seen + a.slides) > c.expires_at)
+        FOR UPDATE OF c SKIP LOCKED
+    );
+
+    -- The rows inserted above are found here again as claims of the same owner: granted.
+    RETURN QUERY
+    WITH judged AS MATERIALIZED (
+        SELECT a.*, c AS was, a.place = ANY (free) AS free,
+            CASE
+                WHEN c.expires_at <= now THEN 'new'
+                WHEN c.owner = a.owner AND (c.state = 'C' OR (c.state = 'P' AND c.lease_until > now)) THEN 'mine'
+                WHEN a.binds AND c.payload_hash NOT IN (a.hash, '') THEN 'conflict'
+                WHEN c.state = 'P' AND c.lease_until > now THEN 'held'
+                WHEN c.state = 'R' AND c.payload IS NOT NULL THEN 'done'
+                WHEN c.state = 'R' AND c.owner = a.owner THEN 'held'
+                WHEN c.state IN ('P', 'R') THEN 'again'
+                WHEN c.state = 'C' AND least(now + a.retention, c.first_seen + a.slides) > c.expires_at THEN 'slide'
+                WHEN c.state = 'C' THEN 'done'
+                ELSE 'dead'
+            END AS rule
+        FROM unnest(namespaces, keys, owners, hashes, leases, retentions, binding, marking, sliding,
+                    sources, types, entities, occurrences, deliveries) WITH ORDINALITY
+             AS a (namespace, key, owner, hash, lease, retention, binds, marks, slides,
+                   source, type, entity, occurred_at, delivery_id, place)
+        JOIN oncegate.claims c ON c.namespace = a.namespace AND c.key = a.key
+    ),
+    ruled AS MATERIALIZED (
+        SELECT j.*, j.free AND j.rule = 'new' AS new, j.free AND j.rule IN ('new', 'again') AS grants,
+               j.free AND j.rule IN ('new', 'again') AND j.marks AS marked, j.free AND j.rule = 'slide' AS slid
+        FROM judged j
+    ),
+    after AS MATERIALIZED (
+        SELECT r.place, r.namespace, r.key, r.grants OR r.slid AS changed,
+            CASE
+                WHEN r.grants OR r.rule = 'mine' THEN 'G'
+                WHEN r.rule = 'conflict' THEN 'C'
+                WHEN r.rule IN ('done', 'slide') THEN 'D'
+                WHEN r.rule = 'dead' THEN 'B'
+                ELSE 'F'
+            END AS verdict,
+            CASE WHEN NOT r.grants THEN (r.was).state WHEN r.marks THEN 'C' ELSE 'P' END AS state,
+            CASE WHEN r.grants THEN r.owner ELSE (r.was).owner END AS owner,
+            CASE WHEN r.new THEN now WHEN r.grants THEN (r.was).fence + 1 ELSE (r.was).fence END AS fence,
+            CASE WHEN r.grants THEN now + r.lease ELSE (r.was).lease_until END AS lease_until,
+            CASE
+                WHEN r.new THEN 1
+                WHEN NOT r.grants OR ((r.was).state = 'P' AND (r.was).lost = 0) THEN (r.was).attempts
+                ELSE (r.was).attempts + 1
+            END AS attempts,
+            CASE WHEN r.grants THEN r.hash ELSE (r.was).payload_hash END AS payload_hash,
+            CASE
+                WHEN r.slid THEN least(now + r.retention, (r.was).first_seen + r.slides)
+                WHEN NOT r.grants THEN (r.was).expires_at
+                WHEN r.new OR r.marks OR (r.was).payload IS NULL THEN now + r.retention
+            END AS expires_at,
+            CASE WHEN r.new THEN r.source ELSE (r.was).source END AS source,
+            CASE WHEN r.new THEN r.type ELSE (r.was).type END AS type,
+            CASE WHEN r.new THEN r.entity ELSE (r.was).entity END AS entity,
+            CASE WHEN r.new THEN r.occurred_at ELSE (r.was).occurred_at END AS occurred_at,
+            CASE WHEN r.new THEN r.delivery_id ELSE (r.was).delivery_id END AS delivery_id,
+            CASE WHEN r.new THEN now ELSE (r.was).first_seen END AS first_seen,
+            CASE WHEN r.marked THEN now WHEN NOT r.new THEN (r.was).completed_at END AS completed_at,
+            CASE WHEN NOT r.new THEN (r.was).result END AS result,
+            CASE WHEN NOT r.new THEN (r.was).error END AS error,
+            CASE WHEN NOT (r.new OR r.marked) THEN (r.was).payload END AS payload,
+            CASE
+                WHEN r.new OR r.marked THEN 0
+                WHEN r.grants AND (r.was).state = 'P' THEN (r.was).lost + 1
+                ELSE (r.was).lost
+            END AS lost,
+            CASE WHEN NOT (r.new OR r.marked) THEN (r.was).unavailable_since END AS unavailable_since,
+            CASE WHEN NOT r.new THEN (r.was).handed_to END AS handed_to
+        FROM ruled r
+    ),
+    written AS (
+        UPDATE oncegate.claims c
+        SET state = a.state, owner = a.owner, fence = a.fence, lease_until = a.lease_until, attempts = a.attempts,
+            payload_hash = a.payload_hash, expires_at = a.expires_at, source = a.source, type = a.type,
+            entity = a.entity, occurred_at = a.occurred_at, delivery_id = a.delivery_id, first_seen = a.first_seen,
+            completed_at = a.completed_at, result = a.result, error = a.error, payload = a.payload, lost = a.lost,
+            unavailable_since = a.unavailable_since, handed_to = a.handed_to
+        FROM after a
+        WHERE a.changed AND c.namespace = a.namespace AND c.key = a.key
+    )
+    SELECT a.place, a.verdict, now, a.state, a.owner, a.fence, a.lease_until, a.attempts, a.payload_hash, a.expires_at,
+           a.source, a.type, a.entity, a.occurred_at, a.delivery_id,
+           a.first_seen, a.completed_at, a.result, a.error, a.payload, a.lost, a.unavailable_since, a.handed_to
+    FROM after a;
+END $$;
+
+-- Admit each event of a batch: store its payload. If all keys were absent, all events are admitted and the function
+-- returns one row without a place. Otherwise the function returns a row for each key: the place of the key in the
+-- batch, the verdict (A admitted; see claim_2 for the other verdicts) and the record. If the record of a key was
+-- deleted while the function ran, the result has no row for the key, and the caller retries the key. The function waits
+-- only for another batch that is writing the same key.
+CREATE OR REPLACE FUNCTION oncegate.admit_2(
+    clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], payloads bytea[], binding boolean[],
+    sources text[], types text[], entities text[], occurrences bigint[], deliveries text[], behind bigint[]
+) RETURNS TABLE (
+    place bigint, verdict text, at bigint,
+    state text, owner bytea, fence bigint, lease_until bigint, attempts integer, payload_hash bytea, expires_at bigint,
+    source text, type text, entity text, occurred_at bigint, delivery_id text,
+    first_seen bigint, completed_at bigint, result bytea, error text, payload bytea,
+    lost integer, unavailable_since bigint, handed_to text
+) LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    now CONSTANT bigint := oncegate.tick(clock);
+    new bytea[];
+    was oncegate.claims;
+    answer text;
+BEGIN
+    WITH written AS (
+        INSERT INTO oncegate.claims (
+            namespace, key, state, owner, fence, lease_until, attempts, payload_hash,
+            source, type, entity, occurred_at, delivery_id, first_seen, payload
+        )
+        SELECT a.namespace, a.key, 'R', a.owner, now, now, 0, a.hash,
+               a.source, a.type, a.entity, a.occurred_at, a.delivery_id, now + a.behind, a.payload
+        FROM unnest(namespaces, keys, owners, hashes, payloads, sources, types, entities, occurrences, deliveries, behind)
+             AS a (namespace, key, owner, hash, payload, source, type, entity, occurred_at, delivery_id, behind)
+        ON CONFLICT DO NOTHING RETURNING key
+    )
+    SELECT coalesce(array_agg(w.key), '{}') INTO new FROM written w;
+    IF cardinality(new) = cardinality(keys) THEN
+        RETURN QUERY SELECT NULL::bigint, 'A', now, NULL::text, NULL::bytea, NULL::bigint, NULL::bigint, NULL::integer,
+            NULL::bytea, NULL::bigint, NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::text, NULL::bigint,
+            NULL::bigint, NULL::bytea, NULL::text, NULL::bytea, NULL::integer, NULL::bigint, NULL::text;
+        RETURN;
+    END IF;
+
+    FOR i IN 1 .. cardinality(keys) LOOP
+        SELECT c.* INTO was FROM oncegate.claims c WHERE c.namespace = namespaces[i] AND c.key = keys[i];
+        CONTINUE WHEN NOT FOUND;
+        answer := CASE
+            WHEN was.expires_at <= now THEN 'new'
+            WHEN was.state = 'R' AND was.payload IS NOT NULL AND was.owner = owners[i] THEN 'A'
+            WHEN was.state = 'P' AND was.payload IS NOT NULL AND was.owner = owners[i] AND was.lease_until > now THEN 'G'
+            WHEN binding[i] AND was.payload_hash NOT IN (hashes[i], '') THEN 'C'
+            WHEN was.state = 'P' AND was.lease_until > now AND was.payload IS NULL THEN 'F'
+            WHEN was.state IN ('R', 'P') AND was.payload IS NULL THEN 'attach'
+            WHEN was.state = 'D' THEN 'B'
+            ELSE 'D'
+        END;
+        IF answer IN ('new', 'attach') THEN
+            PERFORM FROM oncegate.claims c
+            WHERE c.namespace = namespaces[i] AND c.key = keys[i] AND c.owner = was.owner AND c.fence = was.fence
+              AND c.state = was.state AND c.lease_until = was.lease_until
+              AND c.expires_at IS NOT DISTINCT FROM was.expires_at
+            FOR UPDATE SKIP LOCKED;
+            IF NOT FOUND THEN -- locked or changed by a takeover, a settle, a renewal or a sweep
+                answer := 'F';
+            ELSIF answer = 'new' THEN
+                UPDATE oncegate.claims c
+                SET state = 'R', owner = owners[i], fence = now, lease_until = now, attempts = 0,
+                    payload_hash = hashes[i], expires_at = NULL, source = sources[i], type = types[i],
+                    entity = entities[i], occurred_at = occurrences[i], delivery_id = deliveries[i],
+                    first_seen = now + behind[i],
+                    completed_at = NULL, result = NULL, error = NULL, payload = payloads[i],
+                    lost = 0, unavailable_since = NULL, handed_to = NULL
+                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
+                RETURNING c.* INTO was;
+                answer := 'A';
+            ELSE
+                UPDATE oncegate.claims c
+                SET state = 'R', owner = owners[i], lease_until = now, expires_at = NULL, payload_hash = hashes[i],
+                    payload = payloads[i], lost = c.lost + (c.state = 'P')::integer,
+                    attempts = c.attempts - (c.state = 'P' AND c.lost = 0)::integer
+                WHERE c.namespace = namespaces[i] AND c.key = keys[i]
+                RETURNING c.* INTO was;
+                answer := 'A';
+            END IF;
+        END IF;
+        RETURN QUERY SELECT i::bigint, answer, now, was.state, was.owner, was.fence, was.lease_until, was.attempts,
+            was.payload_hash, was.expires_at, was.source, was.type, was.entity, was.occurred_at, was.delivery_id,
+            was.first_seen, was.completed_at, was.result, was.error, was.payload,
+            was.lost, was.unavailable_since, was.handed_to;
+    END LOOP;
+END $$;
+
+-- Processes of version 1 call the following two functions. They apply the rules of this version.
 CREATE OR REPLACE FUNCTION oncegate.claim(
     clock bigint, namespaces text[], keys bytea[], owners bytea[], hashes bytea[], leases bigint[], retentions bigint[],
     binding boolean[], marking boolean[], sliding bigint[],
@@ -637,15 +648,6 @@ CREATE OR REPLACE FUNCTION oncegate.claim(
            source, type, entity, occurred_at, delivery_id, first_seen, completed_at, result, error, payload
     FROM oncegate.claim_2(clock, namespaces, keys, owners, hashes, leases, retentions, binding, marking, sliding,
                           sources, types, entities, occurrences, deliveries)
-$$;
-
-CREATE OR REPLACE FUNCTION oncegate.settle(
-    clock bigint, endings text[], namespaces text[], keys bytea[], owners bytea[], fences bigint[], spans bigint[],
-    bodies bytea[], errors text[], unstarted boolean[]
-) RETURNS bigint[]
-LANGUAGE sql AS $$
-    SELECT oncegate.settle_2(clock, endings, namespaces, keys, owners, fences, spans, bodies, errors, unstarted,
-                             array_fill(false, ARRAY[cardinality(keys)]), '{}')
 $$;
 
 CREATE OR REPLACE FUNCTION oncegate.admit(

@@ -10,7 +10,7 @@
 --   │ fence         │ integer  │ increases with every grant                                       │
 --   │ lease_until   │ integer  │ µs; in state R, the earliest time at which the event is taken    │
 --   │ attempts      │ integer  │ number of grants whose handler may have started                  │
---   │ payload_hash  │ blob     │ hash of the event's body                                         │
+--   │ payload_hash  │ blob     │ hash of the event's body; empty: unknown, and matches any body   │
 --   │ expires_at    │ integer  │ µs; null while an unprocessed payload is held                    │
 --   │ source … delivery_id     │ summary of the event, for people; occurred_at in µs              │
 --   │ first_seen    │ integer  │ µs                                                               │

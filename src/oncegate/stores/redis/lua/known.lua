@@ -1,6 +1,8 @@
 -- The second part of claim. It handles the deferred requests. Their records exist and are not plainly completed, or
 -- have expired.
 
+local UNKNOWN = '' -- the hash of a record whose content is unknown; it matches any content
+
 -- Complete the record of a claim that marks. Such a claim completes its record at once. The record keeps the lease of
 -- the claim, because the effect may start until the lease ends.
 local function mark(r, retention)
@@ -41,7 +43,7 @@ local function decide(request, r, value)
   local state, leased, own = r.state, has_lease(r), r.owner == request.owner
   if own and (leased or state == 'C' or state == 'c') then
     return 'G', value
-  elseif request.binds and r.hash ~= request.hash then
+  elseif request.binds and r.hash ~= request.hash and r.hash ~= UNKNOWN then
     return 'X', value
   elseif leased then
     return 'I', value

@@ -1,0 +1,385 @@
+"""The switch from an earlier guard to a gate: events that the guard has processed do not run again."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncegate import Event, Gate, Outcome, keys
+from oncegate.errors import PreviousUnavailable
+from oncegate.settings.parsing import parsed
+from tests.cli.conftest import Run
+from tests.gate.conftest import Stumbling
+from tests.ingress.sqs.queues import Queue, working
+from tests.previous.old_places import (
+    OldCode,
+    OldDynamo,
+    OldDynamoText,
+    OldPostgres,
+    OldRedis,
+    OldRedisPairs,
+    OldSqlite,
+    payload,
+)
+from tests.stores.redis_server import RedisServer
+
+OLD = range(100)
+ALL = range(200)
+KINDS = ["redis", "redis-pairs", "dynamodb", "dynamodb-text", "sqlite", "postgres"]
+
+
+@pytest.fixture(params=KINDS)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> OldCode:
+    makers: dict[str, Callable[[], OldCode]] = {
+        "redis": lambda: OldRedis(request.getfixturevalue("redis_server")),
+        "redis-pairs": lambda: OldRedisPairs(request.getfixturevalue("redis_server")),
+        "dynamodb": lambda: OldDynamo(request.getfixturevalue("dynamo_server")),
+        "dynamodb-text": lambda: OldDynamoText(request.getfixturevalue("dynamo_server")),
+        "sqlite": lambda: OldSqlite(tmp_path),
+        "postgres": lambda: OldPostgres(request.getfixturevalue("postgres")),
+    }
+    return makers[request.param]()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> OldSqlite:
+    return OldSqlite(tmp_path)
+
+
+class Effects:
+    """Counts the effects of a handler."""
+
+    def __init__(self) -> None:
+        self.of: list[str | None] = []
+
+    def __call__(self, event: Event) -> None:
+        self.of.append(event.id)
+
+
+def statuses(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+def new_events() -> list[str]:
+    return [f"evt-{number}" for number in ALL if number not in OLD]
+
+
+class TestSeed:
+    def test_the_old_events_do_not_run(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """After `seed`, 100 old and 100 new events that arrive twice have exactly 100 effects."""
+        old.mark(OLD)
+        code, out, err = oncegate("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--retention", "7d")
+        assert (code, out) == (0, "Read 100 rows: 100 seeded, 0 already there, 0 expired, 0 unreadable.\n"), err
+        effects = Effects()
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", key=parsed(old.key))) as gate:
+            for _ in range(2):
+                gate.run_batch([payload(number) for number in ALL], effects)
+        assert sorted(map(str, effects.of)) == sorted(new_events())
+
+    def test_repeated(self, old: OldCode, oncegate: Run) -> None:
+        """A second run seeds nothing, and a later run seeds only what is new."""
+        old.mark(range(5))
+        command = ("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--output", "json")
+        counts = [json.loads(oncegate(*command)[1]) for _ in range(2)]
+        old.mark([5, 6])
+        counts.append(json.loads(oncegate(*command)[1]))
+        assert [(each["read"], each["seeded"], each["already_there"]) for each in counts] == [
+            (5, 5, 0),
+            (5, 0, 5),
+            (7, 2, 5),
+        ]
+
+    def test_expiry(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """A record lives as long as its row; without an expiry, for the retention. An expired row is skipped."""
+        old.mark([1], ttl=3_600)
+        old.mark([2], ttl=None)
+        if not isinstance(old, OldRedis | OldRedisPairs):  # Redis deletes keys when they expire
+            old.mark([3], ttl=-60)
+        command = ("seed", *old.arguments, "--key", old.key, "--source", "genesys", "--retention", "2d")
+        assert oncegate(*command)[0] == 0
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", key=parsed(old.key))) as gate:
+            assert statuses(gate.run_batch(map(payload, (1, 2, 3)), Effects())) == ["duplicate"] * 2 + ["processed"]
+            left = sorted(
+                (entry.record.expires_at or 0) - entry.record.first_seen
+                for entry in gate.store.browse("default")
+                if not entry.record.payload_hash
+            )
+        assert [pytest.approx(3_600e6, abs=10e6), pytest.approx(2 * 86_400e6, abs=1e6)] == left
+        assert left[0] <= 3_600e6
+
+    def test_refused(self, old: OldCode, oncegate: Run, tmp_path: Path) -> None:
+        """Rows without the content cannot make the key `auto`. The refusal offers a line that works."""
+        old.mark(range(3))
+        sample = tmp_path / "sample.jsonl"
+        sample.write_text("\n".join(json.dumps(payload(number)) for number in range(5)))
+        code, out, err = oncegate("seed", *old.arguments, "--source", "genesys", "--sample", "sample.jsonl")
+        assert code == 2
+        assert "lack the content of the event, which the key auto needs; nothing was written" in err
+        assert not (tmp_path / "oncegate.db").exists()
+        (line,) = [line for line in out.splitlines() if line.startswith("previous = ")]
+        assert "until=20" in line
+        assert "Of 5 recent events, 3 are marked there." in out
+        (tmp_path / "oncegate.toml").write_text(line)
+        assert oncegate("config", "check")[0] == 0
+        with closing(Gate("memory://", previous=json.loads(line.removeprefix("previous = ")))) as gate:
+            outcomes = gate.run_batch(map(payload, range(5)), Effects())
+        assert statuses(outcomes) == ["duplicate"] * 3 + ["processed"] * 2
+
+
+class TestRedisPatterns:
+    """The keys of Redis, and the template that reads them."""
+
+    COMMAND = ("--key", "event_id", "--source", "genesys", "--dry-run")
+
+    def test_a_template_alone(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """A template without a pattern reads the keys of its form."""
+        old = OldRedis(redis_server)
+        old.mark([1, 2])
+        old.client.set("event:other", "1")
+        for arguments in (
+            (old.previous,),
+            (redis_server.url, "--template", "event:dedup:{id}"),
+            (redis_server.url, "--match", "event:*:*", "--template", "event:dedup:{id}"),
+        ):
+            code, out, err = oncegate("seed", *arguments, *self.COMMAND)
+            assert (code, out) == (
+                0,
+                "Read 2 rows: 2 would be seeded, 0 expired, 0 unreadable. Nothing was written.\n",
+            ), err
+
+    def test_the_default_template(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """One * is the only part of the key. The command says so."""
+        OldRedis(redis_server).client.set("{tag}:evt-1", "1")
+        code, out, err = oncegate("seed", redis_server.url, "--match", "{tag}:*", *self.COMMAND)
+        assert (code, out.startswith("Read 1 row: 1 would be seeded")) == (0, True)
+        assert err == "The * of --match is read as id: --template '{{tag}}:{id}'\n"
+
+    @pytest.mark.parametrize("match", ["*:*", "event:?*", "event:[ab]*", "event"])
+    def test_no_default_template(self, match: str, redis_server: RedisServer, oncegate: Run) -> None:
+        """With other patterns, the template must be named."""
+        OldRedis(redis_server)
+        code, _, err = oncegate("seed", redis_server.url, "--match", match, *self.COMMAND)
+        assert (code, "such as --template 'event:{id}'" in err) == (2, True)
+
+    def test_bad_keys(self, redis_server: RedisServer, oncegate: Run) -> None:
+        """Binary keys and keys of another form are unreadable rows, and no keys at all get a note."""
+        old = OldRedis(redis_server)
+        command = ("seed", redis_server.url, "--match", "event:*", "--template", "event:dedup:{id}", *self.COMMAND)
+        assert oncegate(*command)[2].startswith("There are no rows in Redis at 127.0.0.1:")
+        old.mark([1])
+        old.client.set(b"event:dedup:\xff", "1")
+        old.client.set("event:x", "1")
+        out = oncegate(*command)[1]
+        assert out.startswith("Read 3 rows: 1 would be seeded, 0 expired, 2 unreadable. Nothing was written.\n")
+        assert "  key 'event:x': its key does not have the form event:dedup:{id}\n" in out
+
+
+class TestPrevious:
+    def test_the_old_events_do_not_run(self, old: OldCode) -> None:
+        """With `previous`, 100 old and 100 new events that arrive twice have exactly 100 effects."""
+        old.mark(OLD)
+        effects = Effects()
+        with closing(Gate("memory://", key=keys.auto, previous=old.previous)) as gate:
+            first = gate.run_batch([payload(number) for number in ALL], effects)
+            again = [gate.run(payload(number), effects) for number in ALL]
+        assert statuses(first) == ["duplicate"] * 100 + ["processed"] * 100
+        assert statuses(again) == ["duplicate"] * 200
+        assert sorted(map(str, effects.of)) == sorted(new_events())
+        assert gate.counts["previous.found"] == 100
+        assert re.match(r"Duplicate of evt-0, seeded as processed \d+ m?s ago; the handler was not", first[0].reason)
+
+    def test_expiry(self, old: OldCode) -> None:
+        """A record lives as long as its mark. An expired mark is no mark."""
+        old.mark([1], ttl=3_600)
+        old.mark([2], ttl=None)
+        if not isinstance(old, OldRedis | OldRedisPairs):
+            old.mark([3], ttl=-60)
+        with closing(Gate("memory://", previous=old.previous, retention="2d")) as gate:
+            assert statuses(gate.run_batch(map(payload, (1, 2, 3)), Effects())) == ["duplicate"] * 2 + ["processed"]
+            seeded = [entry.record for entry in gate.store.browse("default") if not entry.record.payload_hash]
+            left = sorted((record.expires_at or 0) - record.first_seen for record in seeded)
+        assert [pytest.approx(3_600e6, abs=10e6), pytest.approx(2 * 86_400e6, abs=1e6)] == left
+
+    def test_strange_events(self, old: OldCode) -> None:
+        """Events whose values no old key can have are not marked, and do not fail the other events of their batch."""
+        old.mark([1])
+        values = ["", None, True, [1], {"a": 1}, "x" * 5_000, "\0", "\ud800", 10**60, -1, 1.5, "not a number"]
+        strange = [payload(1000 + number) for number in range(len(values))]
+        for each, value in zip(strange, values, strict=True):
+            each["detail"] |= {"conversationId": value, "timestamp": value}
+        events = [Event(source="genesys", id=str(n), body=each["detail"]) for n, each in enumerate(strange)]
+        with closing(Gate("memory://", key=keys.event_id, previous=old.previous)) as gate:
+            outcomes = gate.run_batch([payload(1), *events], Effects())
+        found = statuses(outcomes)
+        assert found[0] == "duplicate"
+        assert set(found[1:]) <= {"processed", "invalid"}
+
+
+WAYS = ["run", "run_batch", "arun", "transaction", "seen", "admit", "aadmit", "lambda", "mark_first"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_into_the_gate(way: str, sqlite: OldSqlite, tmp_path: Path) -> None:
+    """Every way into the gate asks the old place: the marked event is a duplicate, the other one is new."""
+    sqlite.mark([1])
+    effects = Effects()
+
+    def in_transaction(event: Event, _db: Any) -> None:
+        effects(event)
+
+    options: dict[str, Any] = {"mode": "mark_first"} if way == "mark_first" else {}
+    with closing(Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous, **options)) as gate:
+        ways: dict[str, Callable[[], list[Any]]] = {
+            "run": lambda: [gate.run(payload(n), effects).status for n in (1, 2)],
+            "mark_first": lambda: [gate.run(payload(n), effects).status for n in (1, 2)],
+            "run_batch": lambda: statuses(gate.run_batch([payload(1), payload(2)], effects)),
+            "arun": lambda: [asyncio.run(gate.arun(payload(n), effects)).status for n in (1, 2)],
+            "transaction": lambda: [
+                gate.transaction(payload(n), lambda event, _db: effects(event)).status for n in (1, 2)
+            ],
+            "seen": lambda: [gate.seen(payload(n)) for n in (1, 2)],
+            "admit": lambda: statuses(gate.admit([payload(1), payload(2)])),
+            "aadmit": lambda: statuses([asyncio.run(gate.aadmit(payload(n)))[0] for n in (1, 2)]),
+            "lambda": lambda: _invoke(gate, effects),
+        }
+        found = ways[way]()
+    expected = {"seen": [True, False], "lambda": []}
+    fallback = ["duplicate", "accepted" if way in ("admit", "aadmit") else "processed"]
+    assert found == expected.get(way, fallback)
+    assert effects.of == ([] if way in ("seen", "admit", "aadmit") else ["evt-2"])
+
+
+def _invoke(gate: Gate, effects: Effects) -> list[Any]:
+    records = [
+        {"messageId": str(n), "eventSource": "aws:sqs", "body": json.dumps(payload(n)), "attributes": {}}
+        for n in (1, 2)
+    ]
+    failures: list[Any] = gate.lambda_handler(effects)({"Records": records}, None)["batchItemFailures"]
+    return failures
+
+
+def test_a_worker_of_a_queue(queue: Queue, sqlite: OldSqlite, tmp_path: Path) -> None:
+    """A worker of a queue asks the old place, too, and deletes the messages of marked events."""
+    sqlite.mark([1])
+    effects = Effects()
+    queue.send(payload(1), payload(2), payload(1))
+    gate = Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous)
+    with closing(gate), working(gate.worker(queue.source, effects, wait="1s")):
+        queue.until_empty()
+    assert effects.of == ["evt-2"]
+
+
+def test_the_inbox(sqlite: OldSqlite, tmp_path: Path) -> None:
+    """An inbox runs the events that were not marked, each once."""
+    sqlite.mark(range(5))
+    effects = Effects()
+    with closing(Gate(f"sqlite:///{tmp_path}/store.db", previous=sqlite.previous)) as gate:
+        for _ in range(2):
+            gate.admit([payload(number) for number in range(10)])
+        gate.run_waiting(effects)
+    assert sorted(map(str, effects.of)) == [f"evt-{number}" for number in range(5, 10)]
+
+
+class TestUnavailable:
+    @pytest.fixture
+    def gate(self, sqlite: OldSqlite) -> Iterator[Gate]:
+        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
+        with closing(Gate("memory://", previous=sqlite.previous, **options)) as gate:
+            sqlite.file.unlink()
+            yield gate
+
+    @pytest.mark.parametrize("way", ["run", "run_batch", "arun", "admit"])
+    def test_the_event_fails(self, way: str, gate: Gate) -> None:
+        """If the old place does not answer, the event is not acknowledged and never runs, not even unguarded."""
+        effects = Effects()
+        ways: dict[str, Callable[[], Outcome]] = {
+            "run": lambda: gate.run(payload(1), effects),
+            "run_batch": lambda: gate.run_batch([payload(1)], effects)[0],
+            "arun": lambda: asyncio.run(gate.arun(payload(1), effects)),
+            "admit": lambda: gate.admit([payload(1)])[0],
+        }
+        outcome = ways[way]()
+        assert (outcome.status, outcome.acked, effects.of) == ("failed", False, [])
+        assert "there is no file" in outcome.reason
+
+    def test_an_event_without_the_old_key_runs(self, gate: Gate) -> None:
+        """An event that lacks a part of the old key cannot be marked there, so it does not wait for the old place."""
+        assert gate.run({"id": "evt-1"}, Effects()).status == "processed"
+
+    def test_seen(self, gate: Gate) -> None:
+        """`seen` raises while the old place does not answer, also for the unguarded types."""
+        with pytest.raises(PreviousUnavailable, match=r"there is no file .* remove the setting"):
+            gate.seen(payload(1))
+        assert gate.seen({"id": "evt-1"}) is False
+
+    def test_the_mark_cannot_be_recorded(self, sqlite: OldSqlite) -> None:
+        """An event that is marked never runs, even if the store of the gate does not answer and its type is
+        unguarded."""
+        sqlite.mark([1])
+        stumbling, effects = Stumbling(), Effects()
+        stumbling.failures["claim"] = 100
+        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
+        with closing(Gate(stumbling, previous=sqlite.previous, **options)) as gate:
+            outcomes = gate.run_batch([payload(1)], effects) + gate.run_batch([payload(2)], effects)
+            with pytest.raises(PreviousUnavailable, match="marked as processed by earlier code"):
+                gate.seen(payload(1))
+        assert (statuses(outcomes), effects.of) == (["failed", "unguarded"], ["evt-2"])
+
+
+def test_the_settings(oncegate: Run, tmp_path: Path) -> None:
+    """`config show` shows the URL without its password, and `config check` finds an invalid URL."""
+    (tmp_path / "oncegate.toml").write_text('previous = "redis://u:hunter2@h/0?key=event:dedup:{id}&token=x"\n')
+    shown = json.loads(oncegate("config", "show", "--output", "json")[1])["previous"]["value"]
+    assert shown == "redis://u:***@h/0?token=***&key=event:dedup:{id}"
+    (tmp_path / "oncegate.toml").write_text('previous = "redis://h/0?key=event:dedup"\n')
+    code, _, err = oncegate("config", "check")
+    assert (code, err.startswith("Error: oncegate.toml, previous: 'event:dedup' has no field in braces")) == (2, True)
+    (tmp_path / "oncegate.toml").write_text('previous = "memory://"\n')
+    assert "previous='memory://' must be a URL that starts with dynamodb" in oncegate("config", "check")[2]
+
+
+def test_explain(sqlite: OldSqlite, oncegate: Run, tmp_path: Path) -> None:
+    """`explain` says that an event which the store does not know may be marked in the old place."""
+    (tmp_path / "oncegate.toml").write_text(f'previous = "{sqlite.previous}"\n')
+    (tmp_path / "event.json").write_text(json.dumps(payload(1)))
+    Gate(f"sqlite:///{tmp_path}/oncegate.db").close()
+    out = oncegate("explain", "--file", "event.json")[1]
+    assert "so a delivery now is run, unless the old place of the setting previous has marked the event." in out
+
+
+def test_replays_run(sqlite: OldSqlite) -> None:
+    """With on_replay="run", a replayed event runs once for each replay, although the old place has marked it."""
+    sqlite.mark([1])
+    effects = Effects()
+    with closing(Gate("memory://", previous=sqlite.previous, on_replay="run")) as gate:
+        found = [gate.run(payload(1) | {"replay-name": name}, effects).status for name in ("a", "a", "b")]
+        assert gate.run(payload(1), effects).status == "duplicate"
+    assert found == ["processed", "duplicate", "processed"]
+
+
+def test_calls_are_not_looked_up(sqlite: OldSqlite) -> None:
+    """A guarded function runs, even if its arguments have the names and values of an old key."""
+    sqlite.mark([1])
+    detail = payload(1)["detail"]
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+
+        @gate.once(name="notify")
+        def notify(conversationId: str, timestamp: int) -> str:  # noqa: N803  # named like the members of the event
+            return "sent"
+
+        assert notify(detail["conversationId"], detail["timestamp"]) == "sent"
+
+
+def test_the_old_place_is_only_read(sqlite: OldSqlite) -> None:
+    """Neither a gate nor `seed` writes to the old place: a file without write permission is enough."""
+    sqlite.mark([1])
+    sqlite.file.chmod(0o400)
+    before = sqlite.file.read_bytes()
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+        assert statuses(gate.run_batch([payload(1), payload(2)], Effects())) == ["duplicate", "processed"]
+    assert sqlite.file.read_bytes() == before
