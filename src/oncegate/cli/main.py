@@ -14,7 +14,7 @@ from oncegate.cli.doctor import doctor
 from oncegate.cli.explain import explain
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
-from oncegate.cli.output import print_error
+from oncegate.cli.output import print_error, print_note
 from oncegate.cli.read import read
 from oncegate.cli.seed import seed
 from oncegate.cli.serve import serve
@@ -78,7 +78,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _print_warning(message: Warning | str, *_location: object) -> None:
     """Print a warning without the line of code that raised it."""
-    click.echo(f"Warning: {message}", err=True)
+    print_note(f"Warning: {message}")
 
 
 def _os_error_text(error: OSError) -> str:

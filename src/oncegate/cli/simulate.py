@@ -18,7 +18,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import open_input, raw_documents
 from oncegate.cli.options import NumberRange, number, output_option
-from oncegate.cli.output import print_text, show_json, show_table
+from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.cli.streams import reader_has_gone
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
@@ -163,7 +163,7 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
     if recording is not None and not summary.count():
         raise TargetError(f"there is no event in {recording}")
     if to_stdout:
-        click.echo(_sentence(plan, summary, recording), err=True)
+        print_note(_sentence(plan, summary, recording))
     elif output == "json":
         show_json(_fields(plan, summary, recording))
     else:
