@@ -125,10 +125,10 @@ def seed(
 ) -> int:
     """Record the events that earlier code has processed as completed, so that their copies are duplicates.
 
-    SOURCE is dynamodb://Table?region=NAME, redis://HOST with --match, postgresql://HOST/DATABASE or sqlite:///FILE with
-    --table, or a file with one JSON object per line; - reads stdin. SOURCE is only read. Each event is remembered for
-    the time that is left of its row; without an expiry, for the retention of the gate. Events that the store knows stay
-    as they are, so the command can be repeated.
+    SOURCE is 'dynamodb://Table?region=NAME', redis://HOST with --match, postgresql://HOST/DATABASE or
+    sqlite:///FILE with --table, or a file with one JSON object per line; - reads stdin. SOURCE is only read. Each
+    event is remembered for the time that is left of its row; without an expiry, for the retention of the gate.
+    Events that the store knows stay as they are, so the command can be repeated.
     """
     settings = _for_namespace(settings)
     recent = _recent(sample, settings)
