@@ -108,8 +108,13 @@ def test_no_line_break_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *("dlq list", "dlq redrive --all --handler app:fail", "dlq redrive --all --handler broken:handler"),
-        *("serve --handler broken:handler", "work inbox --handler broken:handler", "config check", "doctor"),
+        *("dlq list", "dlq redrive --all --handler app:fail", "dlq redrive --all --handler raises_lines:handler"),
+        *(
+            "serve --handler raises_lines:handler",
+            "work inbox --handler raises_lines:handler",
+            "config check",
+            "doctor",
+        ),
         *("verify --truth truth.jsonl --effects x", "doctor --store postgresql://127.0.0.1:9/x"),
         "dlq list --store postgresql://127.0.0.1:9/x",
     ],
@@ -117,9 +122,9 @@ def test_no_line_break_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_command_shows_one(command: str, gate: Gate, oncegate: Run, tmp_path: Path) -> None:
     """No command shows an escaped line break: not of an exception, an id, a setting, or an error of a server."""
     (tmp_path / "app.py").write_text("def fail(event): raise ValueError('first\\n    second')\n")
-    (tmp_path / "broken.py").write_text("raise ValueError('first\\n    second')\n")
+    (tmp_path / "raises_lines.py").write_text("raise ValueError('first\\n    second')\n")
     (tmp_path / "truth.jsonl").write_text("a\nb\n")
-    (tmp_path / "oncegate.toml").write_text('[serve]\nhandler = "broken:handler"\n' * (command == "config check"))
+    (tmp_path / "oncegate.toml").write_text('[serve]\nhandler = "raises_lines:handler"\n' * (command == "config check"))
 
     def fail(event: Event) -> None:
         raise ValueError("first\n    second")
