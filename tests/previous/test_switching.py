@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate, Outcome, keys
-from oncegate.errors import PreviousUnavailable
+from oncegate.cli import exit_codes
+from oncegate.errors import SettingError, StoreUnavailable
+from oncegate.previous.sqlite import SqlitePlace
 from oncegate.settings.parsing import parsed
 from tests.cli.conftest import Run
 from tests.gate.conftest import Stumbling
@@ -191,7 +193,7 @@ class TestPrevious:
         assert statuses(again) == ["duplicate"] * 200
         assert sorted(map(str, effects.of)) == sorted(new_events())
         assert gate.counts["previous.found"] == 100
-        assert re.match(r"Duplicate of evt-0, seeded as processed \d+ m?s ago; the handler was not", first[0].reason)
+        assert first[0].reason == "Duplicate: earlier code has processed this event; the handler was not run."
 
     def test_expiry(self, old: OldCode) -> None:
         """A record lives as long as its mark. An expired mark is no mark."""
@@ -200,9 +202,10 @@ class TestPrevious:
         if not isinstance(old, OldRedis | OldRedisPairs):
             old.mark([3], ttl=-60)
         with closing(Gate("memory://", previous=old.previous, retention="2d")) as gate:
-            assert statuses(gate.run_batch(map(payload, (1, 2, 3)), Effects())) == ["duplicate"] * 2 + ["processed"]
-            seeded = [entry.record for entry in gate.store.browse("default") if not entry.record.payload_hash]
-            left = sorted((record.expires_at or 0) - record.first_seen for record in seeded)
+            outcomes = gate.run_batch(map(payload, (1, 2, 3)), Effects())
+            assert statuses(outcomes) == ["duplicate"] * 2 + ["processed"]
+            records = [outcome.original for outcome in outcomes[:2]]
+            left = [(record.expires_at or 0) - record.first_seen for record in records if record is not None]
         assert [pytest.approx(3_600e6, abs=10e6), pytest.approx(2 * 86_400e6, abs=1e6)] == left
 
     def test_strange_events(self, old: OldCode) -> None:
@@ -288,14 +291,14 @@ def test_the_inbox(sqlite: OldSqlite, tmp_path: Path) -> None:
 class TestUnavailable:
     @pytest.fixture
     def gate(self, sqlite: OldSqlite) -> Iterator[Gate]:
-        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
-        with closing(Gate("memory://", previous=sqlite.previous, **options)) as gate:
+        with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+            assert gate.run(payload(3), Effects()).status == "processed"
             sqlite.file.unlink()
             yield gate
 
     @pytest.mark.parametrize("way", ["run", "run_batch", "arun", "admit"])
     def test_the_event_fails(self, way: str, gate: Gate) -> None:
-        """If the old place does not answer, the event is not acknowledged and never runs, not even unguarded."""
+        """If the old place does not answer, the event is not acknowledged and does not run."""
         effects = Effects()
         ways: dict[str, Callable[[], Outcome]] = {
             "run": lambda: gate.run(payload(1), effects),
@@ -311,24 +314,46 @@ class TestUnavailable:
         """An event that lacks a part of the old key cannot be marked there, so it does not wait for the old place."""
         assert gate.run({"id": "evt-1"}, Effects()).status == "processed"
 
+    @pytest.mark.parametrize("remember", ["10s", None])
+    def test_a_known_event_is_a_duplicate(self, sqlite: OldSqlite, tmp_path: Path, remember: str | None) -> None:
+        """A copy of an event that the gate has processed does not need the old place."""
+        options: dict[str, Any] = {"previous": sqlite.previous, "remember": remember}
+        with closing(Gate(f"sqlite:///{tmp_path}/store.db", **options)) as gate:
+            assert gate.run(payload(1), Effects()).status == "processed"
+            sqlite.file.unlink()
+            assert gate.run(payload(1), Effects()).status == "duplicate"
+            assert asyncio.run(gate.arun(payload(1), Effects())).status == "duplicate"
+            assert gate.admit([payload(1)])[0].status == "duplicate"
+            assert gate.seen(payload(1)) is True
+
     def test_seen(self, gate: Gate) -> None:
-        """`seen` raises while the old place does not answer, also for the unguarded types."""
-        with pytest.raises(PreviousUnavailable, match=r"there is no file .* remove the setting"):
+        """`seen` raises while the old place does not answer."""
+        with pytest.raises(StoreUnavailable, match=r"there is no file .* remove the setting"):
             gate.seen(payload(1))
         assert gate.seen({"id": "evt-1"}) is False
 
     def test_the_mark_cannot_be_recorded(self, sqlite: OldSqlite) -> None:
-        """An event that is marked never runs, even if the store of the gate does not answer and its type is
-        unguarded."""
+        """An event that is marked does not run if the store of the gate does not answer."""
         sqlite.mark([1])
         stumbling, effects = Stumbling(), Effects()
         stumbling.failures["claim"] = 100
-        options: dict[str, Any] = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]}
-        with closing(Gate(stumbling, previous=sqlite.previous, **options)) as gate:
+        with closing(Gate(stumbling, previous=sqlite.previous)) as gate:
             outcomes = gate.run_batch([payload(1)], effects) + gate.run_batch([payload(2)], effects)
-            with pytest.raises(PreviousUnavailable, match="marked as processed by earlier code"):
+            with pytest.raises(StoreUnavailable):
                 gate.seen(payload(1))
-        assert (statuses(outcomes), effects.of) == (["failed", "unguarded"], ["evt-2"])
+        assert (statuses(outcomes), effects.of) == (["failed", "failed"], [])
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]},
+            {"on_missing_key": "unguarded"},
+        ],
+    )
+    def test_unguarded_events_are_refused(self, sqlite: OldSqlite, options: Any) -> None:
+        """A gate with `previous` runs no event unguarded: such an event would not be looked up."""
+        with pytest.raises(SettingError, match="cannot be combined with previous"):
+            Gate("memory://", previous=sqlite.previous, **options)
 
 
 def test_the_settings(oncegate: Run, tmp_path: Path) -> None:
@@ -341,6 +366,26 @@ def test_the_settings(oncegate: Run, tmp_path: Path) -> None:
     assert (code, err.startswith("Error: oncegate.toml, previous: 'event:dedup' has no field in braces")) == (2, True)
     (tmp_path / "oncegate.toml").write_text('previous = "memory://"\n')
     assert "previous='memory://' must be a URL that starts with dynamodb" in oncegate("config", "check")[2]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("part", "wrong", "problem"),
+    [
+        ("?", "x?", "there is no file"),
+        ("table=", "table=x", "there is no table"),
+        ("key=", "key=x", "there is no column"),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve --handler log --port 0", "work sqs://q --handler log"])
+def test_a_wrong_place_at_start(
+    command: str, part: str, wrong: str, problem: str, sqlite: OldSqlite, oncegate: Run, tmp_path: Path
+) -> None:
+    """The service and a worker do not start if events cannot be looked up."""
+    assert part in sqlite.previous
+    (tmp_path / "oncegate.toml").write_text(f'previous = "{sqlite.previous.replace(part, wrong)}"\n')
+    code, _, err = oncegate(*command.split())
+    assert (code, problem in err) == (exit_codes.STORE, True), err
 
 
 def test_explain(sqlite: OldSqlite, oncegate: Run, tmp_path: Path) -> None:
@@ -358,8 +403,72 @@ def test_replays_run(sqlite: OldSqlite) -> None:
     effects = Effects()
     with closing(Gate("memory://", previous=sqlite.previous, on_replay="run")) as gate:
         found = [gate.run(payload(1) | {"replay-name": name}, effects).status for name in ("a", "a", "b")]
+        assert gate.seen(payload(1) | {"replay-name": "c"}) is False
         assert gate.run(payload(1), effects).status == "duplicate"
     assert found == ["processed", "duplicate", "processed"]
+
+
+class TestWeakKeys:
+    """A key that several events share. Only the first event is marked."""
+
+    @pytest.fixture
+    def gate(self, sqlite: OldSqlite) -> Iterator[Gate]:
+        sqlite.mark([1])
+        with closing(Gate("memory://", key=keys.fields("source"), previous=sqlite.previous, remember=None)) as gate:
+            yield gate
+
+    def test_another_event_is_not_lost(self, gate: Gate) -> None:
+        """The mark counts for the content of its event only: another event with the same key is a conflict."""
+        assert statuses([gate.run(payload(number), Effects()) for number in (1, 2)]) == ["duplicate", "conflict"]
+        assert len(gate.store.dead_letters()) == 1
+
+    @pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+    def test_in_one_batch(self, gate: Gate, numbers: tuple[int, int]) -> None:
+        """In any order, the marked event is a duplicate, and the other event runs or is a dead letter."""
+        outcomes = gate.run_batch(map(payload, numbers), Effects())
+        found = dict(zip(numbers, statuses(outcomes), strict=True))
+        assert found == {1: "duplicate", 2: "processed" if numbers[0] == 2 else "conflict"}
+
+    def test_a_marked_event_is_no_dead_letter(self, gate: Gate) -> None:
+        """A marked event is a duplicate, even if another event has its key."""
+        assert statuses([gate.run(payload(number), Effects()) for number in (2, 1)]) == ["processed", "duplicate"]
+        assert gate.store.dead_letters() == []
+
+
+def test_a_failed_event_that_is_marked_later(sqlite: OldSqlite) -> None:
+    """If the old program marks an event that has failed here, the event is a duplicate."""
+
+    def fail(event: Event) -> None:
+        raise ValueError
+
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+        assert gate.run(payload(1), fail).status == "failed"
+        sqlite.mark([1])
+        assert gate.run(payload(1), Effects()).status == "duplicate"
+
+
+def test_a_slow_look_up_delays_no_settlement(sqlite: OldSqlite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the old place is slow to answer about one event, the completion of another event is written."""
+    asked, answer = threading.Event(), threading.Event()
+    find = SqlitePlace.find
+
+    def slow(self: SqlitePlace, keys: Any) -> Any:
+        if any("000000000002" in str(key) for key in keys):
+            asked.set()
+            answer.wait(30)
+        return find(self, keys)
+
+    monkeypatch.setattr(SqlitePlace, "find", slow)
+
+    async def both(gate: Gate) -> list[str]:
+        late = asyncio.create_task(gate.arun(payload(2), Effects()))
+        await asyncio.to_thread(asked.wait, 30)
+        first = await gate.arun(payload(1), Effects())
+        answer.set()
+        return [first.status, (await late).status]
+
+    with closing(Gate("memory://", previous=sqlite.previous)) as gate:
+        assert asyncio.run(asyncio.wait_for(both(gate), 60)) == ["processed"] * 2
 
 
 def test_calls_are_not_looked_up(sqlite: OldSqlite) -> None:

@@ -50,6 +50,8 @@ def serve(settings: Settings) -> None:
     """
     check_unsigned_host(settings)
     check_service(settings)
+    for route in routes_of(settings).values():
+        route.check_previous(connect=True)
     server, service_module = _service_modules()
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
     service = service_module.Service(settings, handlers, _observers(settings))

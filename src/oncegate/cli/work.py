@@ -132,6 +132,7 @@ def work(place: str, settings: Settings) -> None:
             worker = open_inboxes(settings, observers, stack)
         else:
             handler = handler_of(settings)
+            settings.check_previous(connect=True)
             gate = stack.enter_context(closing(settings.gate(observers=observers)))
             worker = open_worker(gate, place, handler, settings)
         click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)

@@ -110,7 +110,10 @@ class AsyncRunner:
             await limit.enter()
         try:
             if isinstance(item, Job) and (item.key.change is not None or not self._context.claimer.recall(item)):
-                await self._claim_and_run(item, handler)
+                if self._has_previous:
+                    await self._look_up([item])
+                if not item.answered:
+                    await self._claim_and_run(item, handler)
             if item.unguarded is not None:
                 call = _HandlerCall(partial(ran_unguarded, item), partial(failed_unguarded, item))
                 await self._call(item.event, handler, call)
@@ -127,6 +130,9 @@ class AsyncRunner:
         for job in jobs[:run_now]:
             job.run_now = True
         unknown = [job for job in jobs if job.key.change is not None or not self._context.claimer.recall(job)]
+        if self._has_previous:
+            await self._look_up(unknown)
+            unknown = [job for job in unknown if not job.answered]
         try:
             if unknown:
                 await self._writer.write(*map(_Admission, unknown))
@@ -135,6 +141,11 @@ class AsyncRunner:
                 self.release_held(job)
             raise
         return items
+
+    async def _look_up(self, jobs: Sequence[Job]) -> None:
+        """Ask the place that `previous` names, in a thread that writes nothing else: a slow answer delays only these
+        events."""
+        await asyncio.to_thread(self._context.claimer.look_up, jobs)
 
     def hold(self, jobs: Sequence[Job]) -> None:
         """Renew the leases of taken jobs from now on, whether they run yet or not."""
@@ -367,7 +378,7 @@ class AsyncRunner:
         planned = [each for each in writes if isinstance(each, PlannedSettlement)]
         others = [each for each in writes if not isinstance(each, PlannedSettlement)]
         calls = [self._runner.settle_call(planned, failed.extend)] if planned else []
-        if self._has_previous or not all(map(_is_quick, others)):  # a look-up in the old place must not delay them
+        if not all(map(_is_quick, others)):
             execute_all(calls, None, context.boot)
             calls = []
         admissions = [each.job for each in others if isinstance(each, _Admission)]

@@ -29,7 +29,6 @@ from oncegate.claims import (
     Settlement,
     Verdict,
     matches_content,
-    seed,
     step,
 )
 from oncegate.clocks import Clock, wall
@@ -42,7 +41,6 @@ from oncegate.gate.handlers import LONGEST_ERROR
 from oncegate.gate.job import (
     CALL,
     HANDED_ON,
-    REPLAY,
     STILL_RUNS,
     Job,
     is_call_reason,
@@ -228,11 +226,11 @@ class Claimer:
                 jobs = self._find_by_carried_key(jobs)
                 break
         unknown = jobs if self._cache.has_none_of(jobs) else [job for job in jobs if not self.recall(job)]
-        if self._previous is not None:
-            unknown = self._ask_previous(unknown, self._previous)
         if not unknown:
             return None
         requests = claim_requests(unknown, self._config, marks=self._config.marks_first)
+        if self._previous is not None:
+            requests = self._with_marks(unknown, requests)
         return StoreCall(self._store.claim, requests, unknown, self._claimed, self.unanswered, self._answer_by_reading)
 
     def admit(self, jobs: Sequence[Job]) -> None:
@@ -242,9 +240,10 @@ class Claimer:
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
         """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
-        unknown: Sequence[Job] = [job for job in jobs if not self.recall(job)]
-        if self._previous is not None:
-            unknown = self._ask_previous(unknown, self._previous)
+        unknown = [job for job in jobs if not self.recall(job)]
+        if self._previous is not None and (marked := [job for job in unknown if job.marked_for is not None]):
+            self.claim(marked)  # an event that earlier code has processed is not stored to be run
+            unknown = [job for job in unknown if job.marked_for is None]
         if not unknown:
             return None
         verb, requests = cast(Inbox, self._store).admit, self._admissions(unknown)
@@ -284,37 +283,6 @@ class Claimer:
                 self.unanswered([job], str(error))
         return claimable
 
-    def _ask_previous(self, jobs: Sequence[Job], previous: "PreviousPlace") -> Sequence[Job]:
-        """Ask the old place about these jobs. Returns the jobs that can be claimed. If the old place or the store did
-        not answer, the other jobs have failed: an event that the old place may have marked must not run, not even
-        unguarded."""
-        asked = [job for job in jobs if job.key.strategy != REPLAY and job.event.source != CALL]
-        try:
-            self._seed_marked(asked, previous)
-        except PreviousUnavailable as error:
-            for job in asked:
-                self._fail(job, str(error))
-            return [job for job in jobs if job not in asked]
-        return jobs
-
-    def _seed_marked(self, jobs: Sequence[Job], previous: "PreviousPlace") -> None:
-        """Record the jobs that the old place has marked as processed as completed. Their claims then find a duplicate.
-        Raises PreviousUnavailable."""
-        left_of_each = previous.find([job.event for job in jobs])
-        marked = [(job, left) for job, left in zip(jobs, left_of_each, strict=True) if left is not None]
-        namespace, retention = self._config.namespace, self._config.retention
-        seeds = [
-            seed(namespace, job.key.digest, owner=owner, retention=left or retention, about=summary_of(job.event))
-            for (job, left), owner in zip(marked, owners(len(marked)), strict=True)
-        ]
-        try:
-            verdicts = self._store.claim(seeds) if seeds else []
-        except StoreError as error:
-            raise PreviousUnavailable(f"marked as processed by earlier code, but not recorded: {error}") from error
-        for (job, _), verdict in zip(marked, verdicts, strict=True):
-            if isinstance(verdict, Granted):
-                self._observers.notify("previous.found", job.event, job.key)
-
     def _admissions(self, jobs: Sequence[Job]) -> list[Admit]:
         config = self._config
         return [
@@ -330,6 +298,60 @@ class Claimer:
             )
             for job, owner in zip(jobs, owners(len(jobs)), strict=True)
         ]
+
+    # ── events that earlier code has processed ────────────────────────────────────────────────────────────
+
+    def look_up(self, jobs: Sequence[Job]) -> None:
+        """Ask the place that `previous` names which of these events earlier code has processed. Sets `marked_for` of
+        those jobs. If the place does not answer, the jobs are answered: an event that may be marked must not run."""
+        asked = [job for job in jobs if self._may_be_marked(job)]
+        if self._previous is None or not asked:
+            return
+        try:
+            found = self._previous.find([job.event for job in asked])
+        except PreviousUnavailable as error:
+            self._answer_without_look_up(asked, str(error))
+            return
+        for job, left in zip(asked, found, strict=True):
+            job.marked_for = left
+
+    def _may_be_marked(self, job: Job) -> bool:
+        """Whether the place that `previous` names can decide about this job. It cannot if the job is a call of a
+        function, or a replay that must run. It need not if this process knows that the event is completed."""
+        is_replay = job.event.evidence.replay is not None and self._config.on_replay == "run"
+        is_known = job.key.change is None and self._cache.answer(job) is not None
+        return not job.answered and job.event.source != CALL and not is_replay and not is_known
+
+    def _answer_without_look_up(self, jobs: Sequence[Job], error: str) -> None:
+        """Answer jobs whose look-up failed. A copy of an event that the store knows as completed is a duplicate. All
+        other jobs have failed."""
+        keyed = [job for job in jobs if job.key.change is None]
+        unknown = self._answer_by_reading(claim_requests(keyed, self._config), keyed)
+        for job in jobs:
+            job.answered = True
+            if job.key.change is not None or job in unknown:
+                self._fail(job, error)
+
+    def _with_marks(self, jobs: Sequence[Job], requests: list[Claim]) -> list[Claim]:
+        """Let the claims of events that earlier code has processed complete their records at once, for as long as that
+        code would remember the event."""
+        return [
+            request
+            if job.marked_for is None
+            else replace(request, marks=True, retention=job.marked_for or request.retention)
+            for job, request in zip(jobs, requests, strict=True)
+        ]
+
+    def _answer_marked(self, job: Job, verdict: Granted | Conflict, sent_at: int) -> None:
+        """Answer an event that earlier code has processed. Its record is completed now, or the key belongs to another
+        event."""
+        record, at = verdict.record, verdict.at
+        job.outcome = Outcome(
+            "duplicate", job.event, job.key, kind_of(job, record, at), original=record, at=at, cause=Cause.PREVIOUS
+        )
+        if isinstance(verdict, Granted):
+            self._observers.notify("previous.found", job.event, job.key)
+            self._cache.add_found(Lease(self._config.namespace, job.key.digest, record, at, sent_at, 0))
 
     # ── verdicts ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,7 +375,9 @@ class Claimer:
         """Turn the store's answers into leases and outcomes. Returns the jobs to send again under another key."""
         conflicts, again, granted = [], [], 0
         for job, answer in zip(jobs, answers, strict=True):
-            if isinstance(answer, Granted):
+            if job.marked_for is not None and isinstance(answer, Granted | Conflict):
+                self._answer_marked(job, answer, sent_at)
+            elif isinstance(answer, Granted):
                 granted += self._hold(job, answer.record, answer.at, sent_at)
             elif isinstance(answer, Conflict):
                 conflicts.append((job, answer))
@@ -488,11 +512,6 @@ class Claimer:
         Raises StoreError."""
         if self.recall(job):
             return False
-        if self._previous is not None:
-            self._seed_marked([job], self._previous)
-        return self._mark(job)
-
-    def _mark(self, job: Job) -> bool:
         requests = claim_requests([job], self._config, marks=True)
         try:
             (verdict,) = self._store.claim(requests)

@@ -95,6 +95,10 @@ class Engine:
         if type(item) is not Job or item.key.change is not None:
             return self.run_batch([item], handler)[0]
         jobs = [item]
+        if self._previous is not None:
+            self.claimer.look_up(jobs)
+            if item.answered:
+                return item.outcome
         self.claimer.claim(jobs)
         self.runner.run(jobs, handler)
         if item.unguarded is not None:
@@ -104,6 +108,8 @@ class Engine:
     def run_batch(self, identified: Sequence[Identified], handler: Handler) -> list[Outcome]:
         """Claim all events with one write, run their handlers and settle them. Returns one outcome for each event, in
         order."""
+        if self._previous is not None:
+            self.claimer.look_up([item for item in identified if type(item) is Job])
         batch = Batch(identified, self.state_changes.resolve)
         self.claimer.claim(batch.jobs)
         self.runner.run(batch.jobs, handler)
@@ -127,6 +133,7 @@ class Engine:
             except StoreError as error:
                 job.outcome = job.failed(str(error))
                 return
+        self.claimer.look_up([job])
         self.state_changes.resolve([job])
         if not job.answered:
             self.claimer.claim([job])
@@ -139,6 +146,7 @@ class Engine:
         """Store all events until they are taken. Returns one outcome for each event, in order."""
         items = storable(identified)
         jobs = [item for item in items if isinstance(item, Job)]
+        self.claimer.look_up(jobs)
         self.state_changes.resolve(jobs)
         batch = Batch(items)
         if call := self.runner.admit_call(batch.jobs):
@@ -150,11 +158,15 @@ class Engine:
     def mark(self, job: Job) -> bool:
         """Mark one event as done without running a handler. Returns False if the event was already known, is skipped or
         is buried. Raises StoreError."""
+        self.claimer.look_up([job])
         self.state_changes.place([job])
-        if job.answered and job.outcome.status == "skipped":
-            return False
-        if job.answered:
+        if job.marked_for is not None and not job.answered:
+            self.claimer.claim([job])
+            job.answered = True
+        if job.answered and not job.outcome.acked:
             raise StoreUnavailable(job.outcome.reason)
+        if job.answered:
+            return False
         marked = self.claimer.mark(job)
         if job.emission is not None:
             self.claimer.mark(Job(job.event, job.emission, job.payload_hash))

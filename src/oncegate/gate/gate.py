@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 from oncegate import keys
 from oncegate.clocks import Clock, since_boot, wall
 from oncegate.durations import Duration, microseconds
-from oncegate.errors import PreviousUnavailable, SettingError, SeveralEvents, StoreError, Unreadable
+from oncegate.errors import SettingError, SeveralEvents, StoreError, Unreadable
 from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, TransactionHandler, check_handler, publish_target_of
@@ -323,8 +323,8 @@ class Gate:
             return False
         try:
             return not self._engine.mark(item)
-        except StoreError as error:
-            if isinstance(error, PreviousUnavailable) or not self._config.unguarded(item.event):
+        except StoreError:
+            if not self._config.unguarded(item.event):
                 raise
             self._observers.notify("policy.store_error", item.event, item.key, detail="unguarded")
             return False

@@ -32,7 +32,6 @@ _NOT_COPIED: Final = "its result was not copied, because it is not a JSON value"
 
 ANY_DESTINATION: Final = "*"  # the handler is not known here; it may publish to any destination
 HANDED_ON: Final = "handed_on"
-REPLAY: Final = "replay"  # the strategy of a key that belongs to one replay, with on_replay="run"
 CALL: Final = "call"  # the source of an event that is a call of a @gate.once function
 TOO_LATE: Final = "its lease ran out before the handler could start"
 NO_TIME: Final = "too little time was left to start its handler"
@@ -54,6 +53,8 @@ class Job(Struct, eq=False, gc=False):
     any more. `run_now` means that an admitted event may run here at once. `hands_to` is the destination that the
     handler publishes to. `carried` is the key under which the event was published, if this differs from the computed
     key. `published` means that the event comes from a queue or a bus, and that its data says that a gate published it.
+    `marked_for` is set if earlier code has processed the event (see the option `previous`). It is the time, in
+    microseconds, for which that code still remembers the event; 0 if that code never forgets the event.
 
     Only the claimer, the state-change resolver and the runners write these fields. gc=False is safe because no object
     in a job refers back to the job.
@@ -74,6 +75,7 @@ class Job(Struct, eq=False, gc=False):
     hands_to: str | None = None
     carried: bytes | None = None
     published: bool = False
+    marked_for: int | None = None
     lease: Lease = _NOT_YET
     outcome: Outcome = _NOT_YET
 
@@ -295,7 +297,7 @@ class Identifier:
         self._observers.notify("policy.replay", event, key, detail=self._config.on_replay)
         if self._config.on_replay == "duplicate":
             return key
-        replay_key = keys.make(REPLAY, event, [str(key), replay], binds=key.binds)
+        replay_key = keys.make("replay", event, [str(key), replay], binds=key.binds)
         return replay_key if key.change is None else replace(replay_key, change=_in_replay(key.change, replay))
 
     def _too_old(self, event: Event) -> str | None:

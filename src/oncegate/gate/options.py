@@ -324,6 +324,7 @@ def validate(options: Mapping[str, Any]) -> GateConfig:
     config = GateConfig(**{name: _checked(name, option, given[name]) for name, option in OPTIONS.items()})
     _check_times(config, given)
     _check_types(config)
+    _check_previous(config)
     return config
 
 
@@ -400,6 +401,15 @@ def _check_types(config: GateConfig) -> None:
     if config.on_store_error == "refuse" and config.unguarded_types:
         text = "unguarded_types=[…] needs on_store_error='unguarded'"
         raise SettingError(text, settings=["unguarded_types", "on_store_error"])
+
+
+def _check_previous(config: GateConfig) -> None:
+    """Raise SettingError if events could run unguarded beside `previous`. An event that runs unguarded is not looked up
+    if the store is unavailable or the event has no key, so it could run although earlier code has processed it."""
+    for name in ("on_store_error", "on_missing_key"):
+        if config.previous is not None and getattr(config, name) == "unguarded":
+            text = f"{name}='unguarded' cannot be combined with previous=…: an event that earlier code has processed"
+            raise SettingError(f"{text} would run again; use {name}='refuse'", settings=[name, "previous"])
 
 
 def check_inbox(what: str, *, has_inbox: bool, marks_first: bool) -> None:

@@ -37,6 +37,7 @@ class Cause(Enum):
     people."""
 
     STORE_UNAVAILABLE = "the store did not answer the claim"
+    PREVIOUS = "earlier code has processed the event: the place that `previous` names has marked it"
 
 
 class Outcome(Struct, frozen=True):
@@ -103,6 +104,8 @@ def _accepted(_outcome: Outcome) -> str:
 
 def _duplicate(outcome: Outcome) -> str:
     original = outcome.original
+    if outcome.cause is Cause.PREVIOUS:
+        return "Duplicate: earlier code has processed this event; the handler was not run."
     if original is not None and original.state == RELEASED:
         return f"Duplicate of {_original(outcome)}, which is stored and waits to be run."
     lost = f"; {outcome.error}" if outcome.error else ""

@@ -55,14 +55,14 @@ class StateChangeResolver:
         try:
             self.place(jobs)
         except StoreError as error:
-            waiting = [job for job in jobs if job.key.change is not None]
+            waiting = [job for job in jobs if job.key.change is not None and not job.answered]
             self._claimer.unanswered(waiting, str(error))
             for job in waiting:
                 job.answered = True
 
     def place(self, jobs: Sequence[Job]) -> None:
         """Do the same as `resolve`, but raise StoreError if the store does not answer."""
-        self._place_all([job for job in jobs if job.key.change is not None])
+        self._place_all([job for job in jobs if job.key.change is not None and not job.answered])
 
     def confirm(self, items: Iterable[Item]) -> None:
         """Record the outcome of joined emissions under their own keys, too. Their own keys are the keys computed from

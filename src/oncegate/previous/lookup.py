@@ -13,7 +13,7 @@ from oncegate.previous import open_place
 from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
 from oncegate.stores.circuit_breaker import CircuitBreaker
 
-_WHERE: Final = "the old place of the setting previous"
+_WHERE: Final = "the place that `previous` names"
 
 
 class PreviousPlace:
@@ -37,10 +37,9 @@ class PreviousPlace:
         if self._until is not None and self._wall() >= self._until:
             return left
         try:
-            with nullcontext() if self._breaker is None else self._breaker.watch(len(events), reads=True):
-                make = self._old_keys
-                old_keys = [(index, key) for index, event in enumerate(events) if (key := make(event))]
-                marks = self._place.find([key for _, key in old_keys]) if old_keys else []
+            make = self._old_keys
+            old_keys = [(index, key) for index, event in enumerate(events) if (key := make(event))]
+            marks = self._find([key for _, key in old_keys]) if old_keys else []
         except StoreRefused as error:
             raise PreviousUnavailable(f"{_WHERE}: {error}; if it is no longer needed, remove the setting") from error
         except StoreError as error:
@@ -48,6 +47,16 @@ class PreviousPlace:
         for (index, _), mark in zip(old_keys, marks, strict=True):
             left[index] = None if mark is None else self._time_left(mark)
         return left
+
+    def check(self) -> None:
+        """Look up a key that no event has. Raises StoreError if the place does not answer, or has no such table or
+        column."""
+        self._place.find([["0"] * len(self._place.parts())])
+
+    def _find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+        """Call the place. The breaker counts only calls: an answer without a call would look very fast."""
+        with nullcontext() if self._breaker is None else self._breaker.watch(len(keys), reads=True):
+            return self._place.find(keys)
 
     def _time_left(self, mark: Mark) -> int | None:
         if mark.expires_at is None:

@@ -1,7 +1,7 @@
 """The loaded settings. They have the value and the origin of each setting, and open the configured store and gate."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import MappingProxyType
 from typing import Any, Final, Unpack, cast
 
@@ -105,15 +105,17 @@ class Settings(Struct, frozen=True):
         with self.placed("store"):
             check_url(self.values["store"])
 
-    def check_previous(self) -> None:
-        """Raise SettingError if the URL of the old place is invalid, but do not connect to it."""
+    def check_previous(self, *, connect: bool = False) -> None:
+        """Raise SettingError if the URL of `previous` is invalid. With `connect`, raise StoreError if events cannot be
+        looked up there. A service that starts without this check would refuse every event."""
         url = self.values["previous"]
         if url is None:
             return
         from oncegate.previous.lookup import open_previous
 
-        with self.placed("previous"):
-            open_previous(url, wall).close()
+        with self.placed("previous"), closing(open_previous(url, wall)) as place:
+            if connect:
+                place.check()
 
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:
