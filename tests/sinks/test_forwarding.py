@@ -192,12 +192,12 @@ class TestAnswers:
     @pytest.mark.parametrize("place", ["header", "query"])
     def test_encoded_secrets(self, receiver: Receiver, to: Callable[..., Forward], repeated: str, place: str) -> None:
         """A secret is also masked if the answer repeats it in a JSON string or in a URL."""
-        secret = 'to"k/e\\n+&=<1> x'
+        value = 'to"k/e\\n+&=<1> x'
         receiver.status, receiver.body = 401, f"bad value [{repeated}]".encode()
         if place == "header":
-            handler = to(receiver.url("/hook"), headers={"X-Key": secret})
+            handler = to(receiver.url("/hook"), headers={"X-Key": value})
         else:
-            handler = to(receiver.url(f"/hook?a=1&sig={quote_plus(secret)}"))
+            handler = to(receiver.url(f"/hook?a=1&sig={quote_plus(value)}"))
         assert str(raised(handler, Bury)).endswith("; the answer: bad value [***]")
 
     def test_no_text_in_the_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
