@@ -246,9 +246,39 @@ class TestVerify:
         _, out, err = oncegate("verify", "--truth", truth, "--effects", "done", "--limit", "4", "--output", "json")
         assert (len(json.loads(out)["wrong"]), err) == (4, f"{more}\n")
 
-    @pytest.mark.parametrize("already", [30, 12])
-    def test_a_store_that_has_seen_the_seed(self, already: int, oncegate: Run, tmp_path: Path) -> None:
-        """Events that the store processed before are not lost, and the verdict says what to do."""
+    def test_a_store_that_has_seen_the_seed(self, oncegate: Run, tmp_path: Path) -> None:
+        """If the log has duplicates only, the store processed the events before. The verdict says what to do."""
+        truth, log = self.log_of_a_store_that_has_seen(30, oncegate, tmp_path)
+        code, out, err = oncegate("verify", "--truth", truth, "--effects", log)
+        assert (code, err) == (exit_codes.ALREADY_PROCESSED, "")
+        assert out == (
+            "Nothing to compare: this store has already processed this traffic (seed 5)."
+            " 30 of 30 events took effect before the log begins; use another seed or an empty store.\n"
+        )
+        _, out, _ = oncegate("verify", "--truth", truth, "--effects", log, "--output", "json")
+        assert {name: json.loads(out)[name] for name in ("lost", "already_processed", "exactly_once")} == {
+            "lost": 0,
+            "already_processed": 30,
+            "exactly_once": False,
+        }
+
+    def test_a_store_that_has_seen_some_events(self, oncegate: Run, tmp_path: Path) -> None:
+        """If the log has effects, an event with duplicates only counts as lost, and may have been processed before."""
+        truth, log = self.log_of_a_store_that_has_seen(12, oncegate, tmp_path)
+        code, out, err = oncegate("verify", "--truth", truth, "--effects", log)
+        assert (code, err) == (exit_codes.NOT_ONCE, "")
+        assert out.startswith("Not exactly once: 30 events, 12 lost; ")
+        assert out.splitlines()[0].endswith(
+            " The log has duplicates of 12 lost events, but no effect: lost, or processed before the log begins; use"
+            " another seed or an empty store to be sure."
+        )
+        _, out, _ = oncegate("verify", "--truth", truth, "--effects", log, "--output", "json")
+        found = json.loads(out)
+        assert (found["lost"], found["already_processed"], found["exactly_once"]) == (12, 0, False)
+        assert [(each["what"], each["only_duplicates"]) for each in found["wrong"]] == [("lost", True)] * 12
+
+    def log_of_a_store_that_has_seen(self, already: int, oncegate: Run, tmp_path: Path) -> tuple[str, str]:
+        """Simulate 30 events, `already` of which the store has processed before. Return the truth file and the log."""
         truth, traffic = "truth.jsonl", tmp_path / "traffic.jsonl"
         oncegate("simulate", "--to", "file://traffic.jsonl", "--events", "30", "--seed", "5", "--truth", truth)
         sent = traffic.read_text().splitlines()
@@ -258,30 +288,31 @@ class TestVerify:
         outcomes = [outcome for line in sent for outcome in gate.run_batch([line], lambda _event: None)]
         gate.close()
         (tmp_path / "log").write_text("".join(json.dumps(fields_of(each, "seen")) + "\n" for each in outcomes))
-        code, out, err = oncegate("verify", "--truth", truth, "--effects", "log")
-        assert (code, err) == (exit_codes.ALREADY_PROCESSED, "")
-        assert out == (
-            "Nothing to compare: this store has already processed this traffic (seed 5)."
-            f" {already} of 30 events took effect before the log begins; use another seed or an empty store.\n"
-        )
-        _, out, _ = oncegate("verify", "--truth", truth, "--effects", "log", "--output", "json")
-        assert {name: json.loads(out)[name] for name in ("lost", "already_processed", "exactly_once")} == {
-            "lost": 0,
-            "already_processed": already,
-            "exactly_once": False,
-        }
+        return truth, "log"
 
     def test_already_processed_and_lost(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
-        """A lost event is still reported, and a duplicate of an effect in the log is no proof of earlier processing."""
+        """Without any effect, a lost event is still reported besides events that the store processed before."""
+        first, second, *rest = [json.loads(line)["key"] for line in effects(tmp_path)]
+        lines = [{"key": key, "status": "duplicate"} for key in (first, *rest)]
+        (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
+        code, out, _ = oncegate("verify", "--truth", truth, "--effects", "log", "--limit", "2")
+        assert code == exit_codes.NOT_ONCE
+        assert out.startswith("Not exactly once: 30 events, 1 lost; ")
+        assert "29 took effect before the log begins: this store has already processed this traffic (seed 5);" in out
+        assert [line.split("  ")[0] for line in out.splitlines()[3:5]] == ["already processed", "lost"]
+        assert second not in out
+
+    def test_duplicates_beside_effects(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
+        """A duplicate of an effect in the log is no sign of earlier processing."""
         first, second, third, *rest = [json.loads(line)["key"] for line in effects(tmp_path)]
         lines = [{"key": first, "status": "duplicate"}, {"key": third, "status": "duplicate"}]
         lines += [{"key": key, "status": "processed"} for key in (third, *rest)]
         (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
         code, out, _ = oncegate("verify", "--truth", truth, "--effects", "log")
         assert code == exit_codes.NOT_ONCE
-        assert out.startswith("Not exactly once: 30 events, 1 lost; ")
-        assert "1 took effect before the log begins: this store has already processed this traffic (seed 5);" in out
-        assert [line.split("  ")[0] for line in out.splitlines()[3:]] == ["already processed", "lost"]
+        assert out.startswith("Not exactly once: 30 events, 2 lost; ")
+        assert "The log has duplicates of 1 lost event, but no effect: lost, or processed before the log begins;" in out
+        assert [line.split("  ")[0] for line in out.splitlines()[3:]] == ["lost", "lost"]
         assert second not in out
 
     def test_no_effect(self, oncegate: Run, truth: str, tmp_path: Path) -> None:

@@ -140,6 +140,13 @@ class TestGuardedStore:
         assert isinstance(behind, BatchesMixedOperations) is mixes
         assert hasattr(type(behind), "together") is mixes
 
+    def test_dead_letters_are_counted_by_the_store(self) -> None:
+        """A guarded store passes the count of dead letters to the store."""
+        store = Remote()
+        store.count_dead_letters = lambda namespace, limit: limit  # type: ignore[method-assign]
+        behind: Any = guarded(store, CircuitBreaker(50_000, ManualClock(0)))
+        assert behind.count_dead_letters("default", 7) == 7
+
     def test_failing_mixed_batches_open_the_breaker(self) -> None:
         """Failures of mixed batches count: after IN_A_ROW of them the breaker is open, and the store is not called."""
         store, changes = Remote(), list[str]()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncegate import Event, Gate
-from oncegate.errors import NotTaken, SettingError
+from oncegate.errors import NotTaken, RetryLater, SettingError
 from oncegate.gate import Notice
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -299,14 +299,38 @@ class TestLog:
         assert [(line["status"], line["kind"]) for line in others] == [("processed", None), ("duplicate", "redelivery")]
 
     def test_nothing_of_the_payload(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
-        """The log has no part of the payload and no message of an exception. It has the stack."""
+        """The log has no part of the payload and no message of an exception. A failure is one line, with the stack."""
         with pytest.raises(NotTaken) as raised:
             gate.lambda_handler(fail)(envelope(1, card="4111 1111"), Context())
-        trace, line = lines(capsys)
+        (line,) = lines(capsys)
         assert "secret" not in str(raised.value) + json.dumps(line)
-        assert "4111" not in str(raised.value) + json.dumps([trace, line])
-        assert (trace["level"], trace["error"], line["status"]) == ("ERROR", "ValueError", "failed")
-        assert "in fail" in trace["trace"]
+        assert "4111" not in str(raised.value) + json.dumps(line)
+        assert (line["level"], line["status"]) == ("ERROR", "failed")
+        assert "ValueError" in line["reason"]
+        assert line["stack"].endswith("in fail")
+
+    def test_failure_of_an_async_function(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """The failure of an async function is one line at ERROR, too. The stack ends in the function."""
+
+        async def fail_later(event: Event) -> None:
+            raise ValueError("secret")
+
+        with pytest.raises(NotTaken):
+            gate.lambda_handler(fail_later)(envelope(1), Context())
+        (line,) = lines(capsys)
+        assert (line["level"], line["status"]) == ("ERROR", "failed")
+        assert line["stack"].endswith("fail_later")
+
+    def test_failure_on_purpose(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+        """RetryLater is logged at ERROR without a stack."""
+
+        def later(event: Event) -> None:
+            raise RetryLater("closed for today")
+
+        with pytest.raises(NotTaken):
+            gate.lambda_handler(later)(envelope(1), Context())
+        (line,) = lines(capsys)
+        assert (line["level"], line["status"], "stack" in line) == ("ERROR", "failed", False)
 
     def test_events_that_did_not_run_are_logged(self, gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
         """An event that has to wait for another one of its group is logged with the reason."""

@@ -17,6 +17,7 @@ from oncegate import Gate, open_store
 from oncegate.errors import StoreUnavailable
 from oncegate.service import monitoring
 from oncegate.service.monitoring import DeadLetterCounter, StoreProbe, probe
+from oncegate.stores.base import CountsDeadLetters
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
 from tests.service.apps import signed
@@ -139,14 +140,16 @@ class TestDeadLetterCounter:
         store, clock, counts = open_store("memory://"), ManualClock(), list[tuple[str, int]]()
         gate = Gate(store, max_attempts=1)
         gate.run_batch([{"id": number} for number in range(350)], lambda event: 1 / 0)
-        reads = []
-        read = store.dead_letters
+        limits = []
+        assert isinstance(store, CountsDeadLetters)
+        count = store.count_dead_letters
 
-        def counted(*arguments: Any, **options: Any) -> Any:
-            reads.append(options["limit"])
-            return read(*arguments, **options)
+        def recorded(namespace: str, limit: int) -> int:
+            limits.append(limit)
+            return count(namespace, limit)
 
-        monkeypatch.setattr(store, "dead_letters", counted)
+        monkeypatch.setattr(store, "count_dead_letters", recorded)
+        monkeypatch.delattr(MemoryStore, "dead_letters")  # returns payloads, so the counter must not call it
         counter = DeadLetterCounter(store, ["default", "other"], lambda *each: counts.append(each), clock)
 
         async def scrape() -> None:
@@ -154,20 +157,20 @@ class TestDeadLetterCounter:
                 await counter.update()
 
         asyncio.run(scrape())
-        assert (counts, reads) == ([("default", 200), ("other", 0)], [100, 100, 100])
+        assert (counts, limits) == ([("default", 200), ("other", 0)], [200, 200])
         clock.advance("59s")
         asyncio.run(scrape())
-        assert len(reads) == 3
+        assert len(limits) == 2
         clock.advance("1s")
         asyncio.run(scrape())
-        assert (len(reads), len(counts)) == (6, 4)
+        assert (len(limits), len(counts)) == (4, 4)
         counter.close()
 
     def test_a_store_that_fails(self) -> None:
         """A scrape gets an answer while the store fails, and no number is reported."""
 
         class Away(MemoryStore):
-            def dead_letters(self, *_arguments: Any, **_options: Any) -> Any:
+            def count_dead_letters(self, *_arguments: Any, **_options: Any) -> Any:
                 raise StoreUnavailable("it is away")
 
         counts: list[tuple[str, int]] = []

@@ -57,6 +57,19 @@ class TestVerdicts:
         assert finding.event
         assert finding.event.keys["auto"] == json.loads(dropped)["key"]
 
+    def test_lost_at_most_once(self, tmp_path: Path) -> None:
+        """A worker that ends between the mark and the handler loses the event. Later copies are duplicates, but the
+        event is lost: the other events took effect in the same log."""
+        lines, log = into_file(tmp_path, plan(echo=0)), io.StringIO()
+        copied = next(line for line in lines if lines.count(line) > 1)
+        gate = Gate("memory://", mode="mark_first", observers=[JsonLog(log)])
+        assert not gate.seen(copied)  # the mark without the handler
+        through_a_gate(tmp_path, lines[lines.index(copied) + 1 :] + lines[: lines.index(copied)], gate)
+        comparison = judged(tmp_path, log.getvalue().splitlines())
+        assert not comparison.already_processed
+        (finding,) = comparison.findings
+        assert (finding.what, finding.effects, finding.only_duplicates) == ("lost", 0, True)
+
     def test_extra(self, tmp_path: Path) -> None:
         """An effect of an unknown event is named by its key or id."""
         done = through_a_gate(tmp_path, into_file(tmp_path, plan(20)))

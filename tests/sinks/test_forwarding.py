@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -173,6 +174,31 @@ class TestAnswers:
         headers = {"Authorization": "Bearer s3cret-1", "X-Tenant": "12"}
         failure = raised(to(receiver.url("/hook?signature=s3cret-2"), headers=headers), Bury)
         assert str(failure).endswith("; the answer: bad token *** (***), ***, tenant 12")
+
+    @pytest.mark.parametrize(
+        "repeated",
+        [
+            'to"k/e\\n+&=<1> x',
+            r'to\"k/e\\n+&=<1> x',
+            r'to\"k\/e\\n+&=<1> x',
+            r'to\"k/e\\n+\u0026=\u003c1\u003e x',
+            "to%22k/e%5Cn%2B%26%3D%3C1%3E%20x",
+            "to%22k%2Fe%5Cn%2B%26%3D%3C1%3E%20x",
+            "to%22k%2fe%5cn%2b%26%3d%3c1%3e%20x",
+            "to%22k%2Fe%5Cn%2B%26%3D%3C1%3E+x",
+        ],
+        ids=["plain", "json", "json-slash", "json-html", "url", "url-slash", "url-lower", "url-form"],
+    )
+    @pytest.mark.parametrize("place", ["header", "query"])
+    def test_encoded_secrets(self, receiver: Receiver, to: Callable[..., Forward], repeated: str, place: str) -> None:
+        """A secret is also masked if the answer repeats it in a JSON string or in a URL."""
+        value = 'to"k/e\\n+&=<1> x'
+        receiver.status, receiver.body = 401, f"bad value [{repeated}]".encode()
+        if place == "header":
+            handler = to(receiver.url("/hook"), headers={"X-Key": value})
+        else:
+            handler = to(receiver.url(f"/hook?a=1&sig={quote_plus(value)}"))
+        assert str(raised(handler, Bury)).endswith("; the answer: bad value [***]")
 
     def test_no_text_in_the_answer(self, receiver: Receiver, to: Callable[..., Forward]) -> None:
         """An empty answer adds nothing to the message."""

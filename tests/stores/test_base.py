@@ -1,13 +1,14 @@
-"""`scan`: all records of a store, in the fastest order."""
+"""The functions that use an optional ability of a store, or do without it: `scan` and `count_dead_letters`."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from oncegate.stores import base
-from oncegate.stores.base import Entry, scan
+from oncegate.stores.base import Entry, Store, count_dead_letters, scan
 from oncegate.stores.memory import MemoryStore
-from oncegate.testing.requests import claim_of
+from oncegate.testing.requests import NAMESPACE, bury, claim_of, granted
 
 
 def fill(store: MemoryStore) -> list[bytes]:
@@ -43,3 +44,23 @@ def test_a_store_that_can_scan() -> None:
     store = Scannable()
     keys = fill(store)
     assert [entry.key for entry in scan(store)] == keys[::-1]
+
+
+class Uncounted:
+    """A memory store that cannot count its dead letters."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.dead_letters = store.dead_letters
+
+
+@pytest.mark.parametrize("page", [1, 3, 5, 100])
+def test_count_in_pages(monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    """The dead letters of a store that cannot count them are read in pages, up to the limit."""
+    monkeypatch.setattr(base, "_DEAD_LETTER_PAGE", page)
+    store = MemoryStore()
+    for number in range(5):
+        key = bytes([number]) * 16
+        assert bury(store, granted(store, key=key), key=key)
+    uncounted = cast(Store, Uncounted(store))
+    assert [count_dead_letters(uncounted, NAMESPACE, limit) for limit in (0, 1, 4, 5, 9)] == [0, 1, 4, 5, 5]
+    assert count_dead_letters(uncounted, "another", 9) == 0

@@ -9,7 +9,7 @@ import pytest
 
 from oncegate import Event, Gate, open_store
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
-from oncegate.stores.base import Inbox, JoinsTransactions, Transactional
+from oncegate.stores.base import CountsDeadLetters, Inbox, JoinsTransactions, Transactional
 from oncegate.stores.deferred import _TRY_EVERY, _deferred_class, open_or_defer
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.postgres import PostgresStore
@@ -95,6 +95,8 @@ class TestDeferredClass:
         postgres, redis = _deferred_class(PostgresStore), _deferred_class(RedisStore)
         for protocol in (Inbox, Transactional, JoinsTransactions):
             assert (issubclass(postgres, protocol), issubclass(redis, protocol)) == (True, False)
+        assert issubclass(postgres, CountsDeadLetters)
+        assert issubclass(redis, CountsDeadLetters)
 
     def test_retries(self) -> None:
         """The store is tried once a second. Calls raise the error of the last try, until a try succeeds."""

@@ -26,7 +26,7 @@ from oncegate.simulate.verification import EffectComparison, EffectFinding, comp
         exit_codes.OK: "every event with an accepted delivery took effect exactly once, and nothing else did",
         exit_codes.FAILED: "a file cannot be read",
         exit_codes.NOT_ONCE: "events are lost, doubled or unknown",
-        exit_codes.ALREADY_PROCESSED: "the store had already processed this traffic, so nothing can be said",
+        exit_codes.ALREADY_PROCESSED: "the log has only duplicates: the store had already processed this traffic",
     },
     reads_settings=False,
 )
@@ -105,6 +105,11 @@ def _verdict(truth: Truth, comparison: EffectComparison) -> str:
     verdict = f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
     if already:
         return f"{verdict} {already} took effect before the log begins: {seen}; {advice}."
+    if unsure := [finding for finding in comparison.of("lost") if finding.only_duplicates]:
+        return (
+            f"{verdict} The log has duplicates of {times(len(unsure), 'lost event')}, but no effect: lost, or processed"
+            f" before the log begins; {advice} to be sure."
+        )
     if not comparison.effects:
         return f"{verdict} There is no effect at all. If {seen}, {advice}."
     return verdict
@@ -156,5 +161,6 @@ def _finding_fields(finding: EffectFinding) -> dict[str, Any]:
         "keys": None if event is None else event.keys,
         "effects": finding.effects,
         "by_echo": finding.by_echo,
+        "only_duplicates": finding.only_duplicates,
         "deliveries": [{"number": each.number, "kind": each.kind, "fate": each.fate} for each in finding.deliveries],
     }

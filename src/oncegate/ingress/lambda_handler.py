@@ -5,7 +5,6 @@ handler returns, every claim is settled or released, the log is written and the 
 """
 
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -187,26 +186,19 @@ class LambdaHandler:
         return engine.run_batch(identified, self._handle)
 
     def _handle(self, event: Event) -> Any:
-        """Call the handler. A failure is logged with its stack. The message of the exception is not logged, because it
-        may contain parts of the payload. The gate stores the message with the event."""
-        try:
-            result = self._function(event)
-            return self._loop.run(result) if hasattr(type(result), "__await__") else result
-        except Exception as error:
-            self._write_line(
-                "ERROR",
-                message="the handler failed",
-                event_id=event.id,
-                error=type(error).__name__,
-                trace="".join(traceback.format_tb(error.__traceback__)),
-            )
-            raise
+        result = self._function(event)
+        return self._loop.run(result) if hasattr(type(result), "__await__") else result
 
     # ── the log ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _log(self, outcomes: Sequence[Outcome], request_id: str | None) -> None:
+        """Write one line for each outcome. The message of an exception is not logged, because it may contain parts of
+        the payload. The gate stores the message with the event."""
         for outcome in outcomes:
-            self._write_line("INFO", **fields_of(outcome, self._engine.config.namespace), request_id=request_id)
+            level = "INFO" if outcome.raised is None else "ERROR"
+            stack = {} if outcome.stack is None else {"stack": outcome.stack}
+            fields = fields_of(outcome, self._engine.config.namespace)
+            self._write_line(level, **fields, **stack, request_id=request_id)
 
     def _write_line(self, level: str, **fields: Any) -> None:
         """Write JSON to stdout, with the fields `level` and `timestamp` in the format of Lambda's JSON logs. The

@@ -25,8 +25,9 @@ _FLUSH_TIMEOUT: Final = 0.1  # seconds
 
 
 def pretty_line(notice: Notice) -> None:
-    """Print one coloured line for the outcome of an event. The line may include the text of a handler's exception,
-    because only the person who started the service sees the terminal."""
+    """Print one coloured line for the outcome of an event. The line may include the text of a handler's exception, and
+    the path of the URL of a forward, because only the person who started the service sees the terminal. Do not use this
+    function if stdout is a file or a pipe: use JsonLog, which writes neither."""
     outcome = outcome_of(notice)
     if outcome is None:
         return

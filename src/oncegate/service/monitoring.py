@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from oncegate.claims import Address
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
-from oncegate.stores.base import CanProbe, Store
+from oncegate.stores.base import CanProbe, Store, count_dead_letters
 
 _log = logging.getLogger("oncegate.service")
 
@@ -28,7 +28,6 @@ _STORE_PROBE_TIMEOUT = 800_000  # microseconds; less than _PROBE_TIMEOUT, so tha
 _WATCH_INTERVAL = 30.0  # seconds
 _COUNT_INTERVAL = 60_000_000  # microseconds
 _MAX_COUNTED = 1_000
-_COUNT_PAGE = 100
 _ABSENT = [Address("oncegate.service", b"ready")]
 
 
@@ -112,9 +111,9 @@ class Readiness:
 class DeadLetterCounter:
     """Counts the dead letters of namespaces in a separate thread.
 
-    The dead letters are counted at most once a minute, and only up to 1,000 for each namespace, because the store
-    returns whole records and some stores are billed by the record. No store reads other records for this: each store
-    has an index of its dead letters."""
+    The dead letters are counted at most once a minute, and only up to 1,000 for each namespace, because a count takes
+    time in proportion to its result, and some stores are billed for it. Payloads are not read: they may need hundreds
+    of megabytes of memory."""
 
     def __init__(
         self, store: Store, namespaces: Collection[str], report: Callable[[str, int], None], boot: Clock
@@ -137,14 +136,8 @@ class DeadLetterCounter:
 
     def _count(self) -> None:
         for namespace in self._namespaces:
-            count, after = 0, None
-            while not self._is_closed and count < _MAX_COUNTED:
-                page = self._store.dead_letters(namespace, after=after, limit=_COUNT_PAGE)
-                count += len(page)
-                if len(page) < _COUNT_PAGE:
-                    break
-                after = Address(namespace, page[-1].key)
-            self._report(namespace, count)
+            if not self._is_closed:
+                self._report(namespace, count_dead_letters(self._store, namespace, _MAX_COUNTED))
 
     def close(self) -> None:
         self._is_closed = True

@@ -13,7 +13,8 @@ from oncegate.simulate.truth import Delivered, TrueEvent, Truth
 _RUN: Final = frozenset({"processed", "unguarded"})
 _DUPLICATE: Final = "duplicate"
 
-# "already processed": the event is not lost. It is a duplicate of an event that took effect before the log begins.
+# "already processed": the log has no effect of this traffic, and has duplicates of the event. So the event is not lost:
+# the store has processed this traffic before the log begins.
 Problem: TypeAlias = Literal["lost", "doubled", "extra", "already processed"]
 
 
@@ -36,7 +37,8 @@ class Effect(Struct, frozen=True):
 
 
 class EffectFinding(Struct, frozen=True):
-    """One problem. For an extra effect, `event` is None and `called` is the key or the event id of the effect."""
+    """One problem. For an extra effect, `event` is None and `called` is the key or the event id of the effect. With
+    `only_duplicates`, the log has duplicates of the event, but not the effect that they repeat."""
 
     what: Problem
     effects: int
@@ -44,6 +46,7 @@ class EffectFinding(Struct, frozen=True):
     deliveries: tuple[Delivered, ...] = ()
     called: str | None = None
     by_echo: bool = False
+    only_duplicates: bool = False
 
 
 class EffectComparison(Struct, frozen=True):
@@ -105,7 +108,7 @@ def compare(truth: Truth, effects: Iterable[Effect]) -> EffectComparison:
         taken.setdefault(name, []).append(effect)
     expected = {name for name, sent in truth.deliveries.items() if any(each.fate == "taken" for each in sent)}
     findings = [
-        *_of_events(truth, taken, expected, _processed_before(names, taken, duplicates)),
+        *_of_events(truth, taken, expected, _with_only_duplicates(names, taken, duplicates)),
         *(EffectFinding("extra", extra[name], called=name) for name in extra),
     ]
     unordered = [entity for entity, numbers in order.items() if numbers != sorted(numbers)]
@@ -141,21 +144,26 @@ class _Names:
         return next((name for name in events if name not in taken), next(iter(events), None))
 
 
-def _processed_before(names: _Names, taken: dict[str, list[Effect]], duplicates: Iterable[Effect]) -> set[str]:
-    """The names of the events that took effect before the log begins: the log has duplicates of the event, and no
-    effect with the key of these duplicates. An event that is a duplicate of another event in the log is lost instead:
-    its key is too coarse."""
+def _with_only_duplicates(names: _Names, taken: dict[str, list[Effect]], duplicates: Iterable[Effect]) -> set[str]:
+    """The names of the events of which the log has duplicates, and no effect with the key of these duplicates. An event
+    that is a duplicate of another event in the log does not belong to them: its key is too coarse."""
     in_log = {effect.key for effects in taken.values() for effect in effects}
     return {name for each in duplicates if each.key not in in_log for name in names.all_of(each)}
 
 
 def _of_events(
-    truth: Truth, taken: dict[str, list[Effect]], expected: set[str], before: set[str]
+    truth: Truth, taken: dict[str, list[Effect]], expected: set[str], only_duplicates: set[str]
 ) -> Iterator[EffectFinding]:
+    """The problems of the events of the truth file.
+
+    If the log has an effect of this traffic, an event with only duplicates counts as lost. A worker that completes an
+    event and ends before the handler has run (mode="mark_first") leaves such a log."""
     for name, event in truth.events.items():
         ran, sent = taken.get(name, []), tuple(truth.deliveries.get(name, ()))
         if not ran and name in expected:
-            yield EffectFinding("already processed" if name in before else "lost", 0, event, sent)
+            is_duplicate = name in only_duplicates
+            what: Problem = "already processed" if is_duplicate and not taken else "lost"
+            yield EffectFinding(what, 0, event, sent, only_duplicates=is_duplicate)
         elif len(ran) > 1:
             yield EffectFinding("doubled", len(ran), event, sent, by_echo=_by_echo(ran, sent))
 

@@ -4,6 +4,7 @@ This module uses httpcore, the base of httpx. With httpcore, Oncegate can choose
 rejected: its redirects, cookies and proxies from the environment would have to be switched off.
 """
 
+import json
 import re
 import ssl
 import threading
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path as File
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, quote_plus, urlsplit
 
 import httpcore
 from msgspec import Struct
@@ -217,17 +218,29 @@ def _drain(answer: httpcore.Response) -> bytes:
 def _shown_answer(start: bytes, secrets: Sequence[str]) -> str:
     """The first characters of an answer, without the secrets that the request has sent."""
     text = start.decode("utf-8", "replace").strip()
-    for secret in secrets:
-        text = text.replace(secret, MASK)
+    if secrets:
+        # Upper and lower case are the same: %2F and %2f encode the same character.
+        text = re.sub("|".join(map(re.escape, secrets)), MASK, text, flags=re.IGNORECASE)
     return clean(_shortened(text, _SHOWN_ANSWER))
 
 
 def _secrets(headers: Headers, query: str) -> list[str]:
-    """The values of the configured headers and of the parameters of the URL, the longest first. A receiver may repeat
-    them in an error answer. The parts of a value, such as the token of `Bearer TOKEN`, are secrets too."""
+    """The values of the configured headers and of the parameters of the URL, in every form in which a receiver may
+    repeat them in an error answer, the longest first. The parts of a value, such as the token of `Bearer TOKEN`, are
+    secrets too."""
     values = [value.decode() for _, value in headers] + [query, *(value for _, value in parse_qsl(query))]
-    parts = {part for value in values for part in (value, *value.split())}
-    return sorted((part for part in parts if len(part) >= _SHORTEST_SECRET), key=len, reverse=True)
+    values += [parameter.partition("=")[2] for parameter in query.split("&")]  # as sent, not decoded
+    parts = {part for value in values for part in (value, *value.split()) if len(part) >= _SHORTEST_SECRET}
+    return sorted({form for part in parts for form in _encoded_forms(part)}, key=len, reverse=True)
+
+
+def _encoded_forms(value: str) -> set[str]:
+    """The value as plain text, in a JSON string and in a URL. Some JSON encoders also escape a slash, or the characters
+    with a meaning in HTML."""
+    in_json = json.dumps(value)[1:-1]
+    for_html = "".join(f"\\u{ord(c):04x}" if c in "<>&'" else c for c in in_json)
+    in_url = {quote(value), quote(value, safe=""), quote_plus(value)}
+    return {value, in_json, in_json.replace("/", "\\/"), for_html} | in_url
 
 
 def _shortened(text: str, length: int) -> str:

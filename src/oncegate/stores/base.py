@@ -158,6 +158,15 @@ class CanScan(Protocol):
         yielded twice."""
 
 
+@runtime_checkable
+class CountsDeadLetters(Protocol):
+    """A store that can count its dead letters without their payloads."""
+
+    def count_dead_letters(self, namespace: str, limit: int) -> int:
+        """Return how many dead letters a namespace has, or `limit` if there are more. A store that deletes expired
+        records late may also count expired dead letters that are not deleted yet."""
+
+
 class Store(Protocol):
     """A store of claims and documents. It is synchronous and thread-safe. A store that is reached over a network has
     the attribute `remote`.
@@ -221,6 +230,7 @@ class Store(Protocol):
 
 
 _PAGE = 1_000
+_DEAD_LETTER_PAGE = 100  # a dead letter has its payload, so a page of dead letters needs more memory
 
 
 def scan(store: Store, namespace: str | None = None) -> Iterator[Entry]:
@@ -234,3 +244,15 @@ def _scan_pages(store: Store, namespace: str | None) -> Iterator[Entry]:
     while page := store.browse(namespace, after=after, limit=_PAGE):
         yield from page
         after = Address(page[-1].namespace, page[-1].key)
+
+
+def count_dead_letters(store: Store, namespace: str, limit: int) -> int:
+    """Return how many dead letters a namespace has, or `limit` if there are more. If the store cannot count its dead
+    letters, read them in pages."""
+    if isinstance(store, CountsDeadLetters):
+        return store.count_dead_letters(namespace, limit)
+    count, after = 0, None
+    while count < limit and (page := store.dead_letters(namespace, after=after, limit=_DEAD_LETTER_PAGE)):
+        count += len(page)
+        after = Address(namespace, page[-1].key)
+    return min(count, limit)

@@ -7,7 +7,7 @@ import heapq
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 from msgspec import msgpack
@@ -192,6 +192,14 @@ class MemoryStore(StepStore):
         with self._lock:
             found = (entry for entry in self._entries(namespace, after) if entry.record.state == DEAD)
             return heapq.nsmallest(limit, found, key=_address_of)
+
+    def count_dead_letters(self, namespace: str, limit: int) -> int:
+        """See `oncegate.stores.base.CountsDeadLetters`. Packed records are completed, so they are not unpacked."""
+        with self._lock:
+            now, address = self._clock(), (namespace, b"")
+            unpacked = (each for each in self._records.get(namespace, {}).values() if isinstance(each, Record))
+            found = (each for each in unpacked if each.state == DEAD and is_listed(address, each, None, now))
+            return sum(1 for _ in islice(found, limit))
 
     def browse(
         self,

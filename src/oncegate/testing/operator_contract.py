@@ -3,9 +3,10 @@
 import pytest
 
 from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
-from oncegate.stores.base import Change, Document, Store, scan
+from oncegate.stores.base import Change, Document, Store, count_dead_letters, scan
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.requests import (
+    BURIED_FOR,
     KEY,
     NAMESPACE,
     RETENTION,
@@ -33,6 +34,9 @@ def _load(store: Store, where: Address) -> Document:
 
 
 class OperatorContract:
+    # True for a store that deletes expired records late, and counts an expired dead letter until it is deleted.
+    counts_expired_dead_letters = False
+
     def test_redrive(self, store: Store) -> None:
         """A redrive sets the attempts of a dead letter to 0 and keeps payload and error."""
         assert bury(store, granted(store))
@@ -95,6 +99,29 @@ class OperatorContract:
             seen += [entry.key for entry in page]
             after = Address(page[-1].namespace, page[-1].key)
         assert seen == keys
+
+    def test_count_of_dead_letters(self, store: Store) -> None:
+        """The dead letters of a namespace are counted up to the limit. Records in other states do not count."""
+        for number in range(7):
+            key = bytes([number]) * 16
+            assert bury(store, granted(store, key=key), key=key)
+        assert bury(store, granted(store, namespace="other"), namespace="other")
+        assert complete(store, granted(store, key=b"y" * 16), key=b"y" * 16)
+        granted(store, key=b"z" * 16)
+        assert [count_dead_letters(store, NAMESPACE, limit) for limit in (1, 6, 7, 8, 1_000)] == [1, 6, 7, 7, 7]
+        assert count_dead_letters(store, "other", 10) == 1
+        assert count_dead_letters(store, "none", 10) == 0
+        assert redrive(store, bytes(16))
+        assert reset(store, b"\1" * 16)
+        assert count_dead_letters(store, NAMESPACE, 1_000) == 5
+
+    def test_count_of_expired_dead_letters(self, store: Store, clock: ManualClock) -> None:
+        """A dead letter counts until the last microsecond of its retention."""
+        assert bury(store, granted(store))
+        clock.advance(BURIED_FOR - 1)
+        assert count_dead_letters(store, NAMESPACE, 10) == 1
+        clock.advance(1)
+        assert count_dead_letters(store, NAMESPACE, 10) == int(self.counts_expired_dead_letters)
 
     def test_browse_in_pages(self, store: Store) -> None:
         """Records of all namespaces are listed in the order of their addresses, each once."""

@@ -75,3 +75,18 @@ class TestRequests:
         assert len(store.browse(NAMESPACE, key=KEY)) == 1
         assert len(store.browse(key=KEY)) == 1
         assert wire.sent == ["GetItem", "Scan"]
+
+    def test_count_of_dead_letters(self, store: DynamoStore, wire: Wire) -> None:
+        """A count is one query of the index. It reads no records."""
+        for key in (b"x" * 16, b"y" * 16):
+            assert bury(store, granted(store, key=key), key=key)
+        wire.sent.clear()
+        assert store.count_dead_letters(NAMESPACE, 10) == 2
+        assert wire.sent == ["Query"]
+
+    def test_count_in_several_responses(self, store: DynamoStore, wire: Wire) -> None:
+        """A response ends after 1 MB of the index. The count continues where the response ended, up to the limit."""
+        key = {"id": {"S": "x"}, "shelf": {"S": "dead"}, "place": {"B": "eA=="}}
+        wire.before = lambda _action: reply(200, "", Count=4, LastEvaluatedKey=key)
+        assert store.count_dead_letters(NAMESPACE, 10) == 10
+        assert wire.sent == ["Query"] * 3

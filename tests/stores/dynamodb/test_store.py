@@ -33,6 +33,7 @@ class TestDynamoStore(SharedStoreContract):
     # Each key is a separate request, and the emulator answers a few hundred requests per second.
     histories = 12
     crowd = 100
+    counts_expired_dead_letters = True
 
     @pytest.fixture(autouse=True)
     def _server(self, dynamo_server: DynamoServer) -> None:

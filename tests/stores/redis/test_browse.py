@@ -6,9 +6,9 @@ import pytest
 
 from oncegate import open_store
 from oncegate.claims import Address
-from oncegate.stores.base import Store
+from oncegate.stores.base import Store, count_dead_letters
 from oncegate.stores.redis.browse import _lex_range
-from oncegate.testing.requests import KEY, bury, granted
+from oncegate.testing.requests import KEY, NAMESPACE, bury, granted
 from tests.stores.redis_server import RedisServer
 
 
@@ -47,3 +47,15 @@ def test_bounds_of_a_page() -> None:
     assert _lex_range("crm", None) == (b"[crm\0", b"(crm\1")
     assert _lex_range("crm", Address("crm", b"k")) == (b"(crm\0k", b"(crm\1")
     assert _lex_range("crm", Address("a", b"k")) == (b"[crm\0", b"(crm\1")
+
+
+def test_expired_dead_letter_whose_key_is_claimed_again(server: RedisServer) -> None:
+    """Redis deletes an expired dead letter, but its address stays in the list until a later burial. If the key is
+    claimed again in the meantime, the new record is neither listed nor counted as a dead letter."""
+    with closing(open_store(server.url)) as store:
+        assert bury(store, granted(store))
+        (key,) = server.client.keys("oncegate:r*")
+        server.client.delete(key)
+        granted(store)
+        assert store.dead_letters() == []
+        assert count_dead_letters(store, NAMESPACE, 10) == 0

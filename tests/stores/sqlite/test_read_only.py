@@ -12,9 +12,9 @@ import pytest
 from oncegate import open_store
 from oncegate.errors import StoreRefused
 from oncegate.stores import open_read_only
-from oncegate.stores.base import Store
+from oncegate.stores.base import CountsDeadLetters, Store
 from oncegate.stores.sqlite import connection, open_sqlite_read_only, read_only
-from oncegate.testing.requests import claim, claim_of, granted
+from oncegate.testing.requests import NAMESPACE, bury, claim, claim_of, granted
 from tests.stores.forking import run
 
 
@@ -79,6 +79,15 @@ def test_nothing_is_written(path: Path) -> None:
     open_store(f"sqlite:///{path}").close()
     with closing(open_read_only(f"sqlite:///{path}")) as reader, pytest.raises(StoreRefused, match="read-only"):
         claim(reader)
+
+
+def test_count_of_dead_letters(path: Path) -> None:
+    """A store that only reads can count its dead letters."""
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        assert bury(store, granted(store))
+    with closing(open_read_only(f"sqlite:///{path}")) as reader:
+        assert isinstance(reader, CountsDeadLetters)
+        assert reader.count_dead_letters(NAMESPACE, 10) == 1
 
 
 def test_a_store_without_a_log(path: Path) -> None:

@@ -78,13 +78,28 @@ def dead_letters(client: DynamoClient, namespace: str | None, after: Address | N
         yield from (entry for entry in entries if entry.record.state == DEAD)
 
 
+def count_dead_letters(client: DynamoClient, namespace: str, limit: int) -> int:
+    """Return the number of dead letters of a namespace in the index, or `limit` if there are more."""
+    query = _index_query(DEAD_SHELF, place_of(namespace), namespace_end(namespace), limit)
+    count = 0
+    for response in _responses(client, "query", query | {"Select": "COUNT"}):
+        count += response["Count"]
+        if count >= limit:
+            break
+    return min(count, limit)
+
+
 def _index_pages(client: DynamoClient, shelf: str, first: bytes, last: bytes, size: int) -> Iterator[list[Item]]:
     """Yield pages of index keys between two places of a shelf (see items.py).
 
     DynamoDB updates the index shortly after the table, so a page may miss the latest writes."""
+    return _pages(client, "query", _index_query(shelf, first, last, size))
+
+
+def _index_query(shelf: str, first: bytes, last: bytes, size: int) -> dict[str, Any]:
     values = {":shelf": {"S": shelf}, ":first": {"B": first}, ":last": {"B": last}}
     query = {"IndexName": INDEX, "KeyConditionExpression": _PLACE_RANGE, "ExpressionAttributeValues": values}
-    return _pages(client, "query", query | {"Limit": size})
+    return query | {"Limit": size}
 
 
 def scan_records(client: DynamoClient, namespace: str | None, key: bytes | None) -> Iterator[Entry]:
@@ -104,10 +119,15 @@ def scan_records(client: DynamoClient, namespace: str | None, key: bytes | None)
 
 
 def _pages(client: DynamoClient, action: str, parameters: dict[str, Any]) -> Iterator[list[Item]]:
+    return (response["Items"] for response in _responses(client, action, parameters))
+
+
+def _responses(client: DynamoClient, action: str, parameters: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the responses to a query or a scan. Each response has one page."""
     start: dict[str, Any] = {}
     while True:
         response = client.call_table(action, **parameters, **start)
-        yield response["Items"]
+        yield response
         if "LastEvaluatedKey" not in response:
             return
         start = {"ExclusiveStartKey": response["LastEvaluatedKey"]}

@@ -214,6 +214,12 @@ class PostgresStore:
     ) -> list[Entry]:
         return self._page("browse dead", namespace, None, after, limit)
 
+    def count_dead_letters(self, namespace: str, limit: int) -> int:
+        """See `oncegate.stores.base.CountsDeadLetters`."""
+        with self._connections.borrow() as db:
+            ((count,),) = self._execute(db, "count dead letters", (namespace, self._now(), limit))
+        return int(count)
+
     def browse(
         self,
         namespace: str | None = None,

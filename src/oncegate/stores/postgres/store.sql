@@ -726,6 +726,12 @@ ORDER BY a.place;
 -- name: count waiting
 SELECT count(*)::bigint FROM oncegate.claims WHERE waiting IS NOT NULL AND namespace = %b;
 
+-- name: count dead letters
+SELECT count(*)::bigint FROM (
+    SELECT FROM oncegate.claims
+    WHERE dead AND namespace = %b AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%s))) LIMIT %s
+) AS counted;
+
 -- name: sweep claims
 SELECT oncegate.sweep(%s, 'oncegate.claims', %s, %s)::text;
 

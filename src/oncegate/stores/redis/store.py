@@ -31,7 +31,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import StoreRefused
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.redis import script_calls
-from oncegate.stores.redis.browse import browse_all, browse_key, dead_letters, scan_all
+from oncegate.stores.redis.browse import browse_all, browse_key, count_dead_letters, dead_letters, scan_all
 from oncegate.stores.redis.checks import check_eviction_again
 from oncegate.stores.redis.codec import (
     claimed_summary,
@@ -144,6 +144,10 @@ class RedisStore:
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
         return dead_letters(self._open(), namespace, after, limit)
+
+    def count_dead_letters(self, namespace: str, limit: int) -> int:
+        """See `oncegate.stores.base.CountsDeadLetters`."""
+        return count_dead_letters(self._open(), namespace, limit)
 
     def redrive(self, requests: Sequence[Redrive]) -> list[bool]:
         return self._execute_each(script_calls.OPERATE, requests, encode_redrive)

@@ -142,6 +142,19 @@ def _chunks(wanted: Iterable[tuple[str, _T]]) -> Iterator[tuple[str, list[_T]]]:
             yield namespace, chunk + chunk[-1:] * (length - len(chunk))
 
 
+# ── dead letters ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def count_dead_letters(
+    namespace: str, after: bytes, limit: int, db: sqlite3.Connection, now: int
+) -> tuple[int, bytes, bool]:
+    """Read the next `limit` dead letters after a key. Return how many of them have not expired, the last key, and
+    whether there are no more dead letters."""
+    wanted = {"namespace": namespace, "after": after, "limit": limit, "now": now}
+    rows, last, present = db.execute(SQL["count dead letters"], wanted).fetchone()
+    return present, last, rows < limit
+
+
 # ── documents ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -65,6 +65,7 @@ from oncegate.stores.sqlite.instance_locks import InstanceLocks
 from oncegate.stores.sqlite.queries import (
     SQL,
     RowKey,
+    count_dead_letters,
     find,
     find_busy,
     find_takeable,
@@ -79,6 +80,8 @@ from oncegate.stores.step_store import is_listed
 _SWEEP_ROWS: Final = 256
 _MAX_CACHED: Final = 20_000
 _FILE_CHECK_SECONDS: Final = 0.05
+_COUNTED_ROWS: Final = 25
+_COUNT_PAUSE: Final = 0.002  # seconds
 _START: Final[RowKey] = ("", b"")
 _T = TypeVar("_T")
 _Work = Callable[[StoreConnection, int], _T]
@@ -270,6 +273,19 @@ class SqliteStore:
         self, namespace: str | None = None, *, after: Address | None = None, limit: int = 100
     ) -> list[Entry]:
         return self._page("browse dead", namespace, after, limit)
+
+    def count_dead_letters(self, namespace: str, limit: int) -> int:
+        """See `oncegate.stores.base.CountsDeadLetters`. To find a row, SQLite reads the rows beside it with their
+        payloads, a few milliseconds for payloads of 1 MB. So the rows are counted in pages, and other threads can use
+        the connection between two pages."""
+        count, key, is_last = 0, b"", False
+        while count < limit and not is_last:
+            count_page = partial(count_dead_letters, namespace, key, min(limit - count, _COUNTED_ROWS))
+            found, key, is_last = self._read(count_page)
+            count += found
+            if not is_last:
+                time.sleep(_COUNT_PAUSE)  # without a pause, this thread would usually get the lock again
+        return count
 
     def browse(
         self,

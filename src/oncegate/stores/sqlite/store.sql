@@ -243,6 +243,14 @@ WHERE state = 'D' AND (namespace, key) > (:after_namespace, :after_key)
   AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY namespace, key LIMIT :limit;
 
+-- One page of dead letters without their payloads: the number of rows, the last key, and the number of rows that have
+-- not expired.
+-- name: count dead letters
+SELECT count(*), max(key), count(*) FILTER (WHERE expires_at IS NULL OR expires_at > :now) FROM (
+    SELECT key, expires_at FROM claims INDEXED BY dead_letters
+    WHERE state = 'D' AND namespace = :namespace AND key > :after ORDER BY key LIMIT :limit
+);
+
 -- All namespaces. The query makes one search in the primary key for each namespace. DISTINCT would read every row.
 -- name: namespaces
 WITH RECURSIVE each(name) AS (

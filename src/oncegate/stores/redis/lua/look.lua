@@ -9,6 +9,7 @@
 --   waiting    count, namespace, …   for each namespace, at most `count` keys that can be taken, each followed by its
 --                                    score; the keys that became due first come first
 --   dead       limit, start, stop    the address and the record of each dead letter, in the order of the addresses
+--   count dead limit, start, stop    the number of dead letters, at most `limit`
 
 local answer = {now}
 local arguments = {}
@@ -45,16 +46,15 @@ function queries.waiting()
   end
 end
 
--- The list can have expired dead letters, because only a later burial removes them. So one page may need several reads.
-function queries.dead()
+-- Call `add` with the addresses in the list of dead letters, until `add` has returned true `limit` times. The list can
+-- have expired dead letters, because only a later burial removes them. So one page may need several reads. Redis may
+-- have deleted an expired dead letter, and its key may have been claimed again. So `add` must check the state.
+local function each_dead_letter(add)
   local left, start = tonumber(arguments[2]), arguments[3]
   while left > 0 do
     local found = call('ZRANGEBYLEX', base .. 'd', start, arguments[4], 'LIMIT', 0, 100)
     for _, address in ipairs(found) do
-      local r, value = find(address)
-      if r and left > 0 then
-        answer[#answer + 1] = address
-        answer[#answer + 1] = value
+      if left > 0 and add(address) then
         left = left - 1
       end
     end
@@ -63,6 +63,27 @@ function queries.dead()
     end
     start = '(' .. found[#found]
   end
+  return tonumber(arguments[2]) - left
+end
+
+function queries.dead()
+  each_dead_letter(function(address)
+    local r, value = find(address)
+    if not r or r.state ~= 'D' then
+      return false
+    end
+    answer[#answer + 1] = address
+    answer[#answer + 1] = value
+    return true
+  end)
+end
+
+-- Reads only the start of each record, with the state and the expiry. A dead letter always expires.
+queries['count dead'] = function()
+  answer[2] = each_dead_letter(function(address)
+    local head = call('GETRANGE', base .. 'r' .. address, 0, EXPIRES + 5)
+    return sub(head, 1, 1) == 'D' and now < struct.unpack('>I7', head, EXPIRES)
+  end)
 end
 
 local at = 1
