@@ -182,7 +182,7 @@ class TestBadRows:
             0,
             [
                 "Read 3 rows: 3 seeded, 0 already there, 0 expired, 0 unreadable.",
-                "2 with an expiry that is not a time: remembered for the retention.",
+                "2 rows with an expiry that is not a time: remembered for the retention.",
             ],
         )
         assert self.lifetimes(tmp_path) == [pytest.approx(3_600, abs=5)] * 3
@@ -415,7 +415,7 @@ class TestOutput:
         assert json.loads(oncegate(*command, "--stopped", "--output", "json")[1])["until"] == last
         unending = lines(tmp_path / "other.jsonl", {"id": "1", "ttl": LATER}, {"id": "2"})
         out = oncegate("seed", unending, "--source", "plain", "--dry-run", "--stopped")[1]
-        assert out.endswith("\n1 row does not expire, so there is no time after which previous can be removed.\n")
+        assert out.endswith("\n1 row without an expiry: there is no time after which previous can be removed.\n")
 
     def test_on_a_terminal(self, rows: str, tmp_path: Path) -> None:
         """A terminal shows the same sentences after the progress bar is gone."""

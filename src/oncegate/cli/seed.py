@@ -347,8 +347,7 @@ def _print_until(counts: Counts) -> None:
     if counts.until is not None:
         print_text(f"The last row expires at {rfc3339(counts.until)}. After this time, remove the setting previous.")
     elif counts.unending:
-        rows = "1 row does" if counts.unending == 1 else f"{counts.unending:,} rows do"
-        print_text(f"{rows} not expire, so there is no time after which previous can be removed.")
+        print_text(f"{_rows(counts.unending)} without an expiry: there is no time after which previous can be removed.")
 
 
 def _fields(counts: Counts, sink: Sink) -> dict[str, Any]:
@@ -363,13 +362,13 @@ def _fields(counts: Counts, sink: Sink) -> dict[str, Any]:
 def _print(counts: Counts, sink: Sink) -> None:
     same_key = f"{counts.same_key:,} with the key of another row, " if counts.same_key else ""
     rest = f"{same_key}{counts.expired:,} expired, {counts.unreadable:,} unreadable"
-    read = f"Read {counts.read:,} {'row' if counts.read == 1 else 'rows'}"
+    read = f"Read {_rows(counts.read)}"
     if isinstance(sink, StoreSink):
         print_text(f"{read}: {counts.seeded:,} seeded, {counts.already_there:,} already there, {rest}.")
     else:
         print_text(f"{read}: {counts.seeded:,} would be seeded, {rest}. Nothing was written.")
     if counts.invalid_expiry:
-        print_text(f"{counts.invalid_expiry:,} with an expiry that is not a time: remembered for the retention.")
+        print_text(f"{_rows(counts.invalid_expiry)} with an expiry that is not a time: remembered for the retention.")
     for each in counts.problems:
         print_text(f"  {each.position}: {each.problem}")
     if counts.unreadable > len(counts.problems):
@@ -378,6 +377,10 @@ def _print(counts: Counts, sink: Sink) -> None:
         print_text(f"Of {_events(sink.count)}, {sink.recognised:,} would be recognised.")
         for event, why in islice(sink.unrecognised(), _EXAMPLES):
             print_text(f"  {event.place}: {why}")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
 
 
 def _events(count: int) -> str:

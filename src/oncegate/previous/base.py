@@ -20,7 +20,7 @@ from oncegate.times import microseconds_of, moment
 OPTIONS: Final = ("key", "table", "columns", "expires", "until")  # of the URL of an old place
 KEY_TEXT: Final = "key"  # the column that holds the whole key of Redis
 # Names of columns with the time of expiry, if no other column is named.
-_EXPIRY_COLUMNS: Final = ("expiresAt", "expires_at", "expireAt", "expire_at", "expiration", "ttl", "TTL")
+EXPIRY_COLUMNS: Final = ("expiresAt", "expires_at", "expireAt", "expire_at", "expiration", "ttl", "TTL")
 _Item = TypeVar("_Item")
 # Values that mean "does not expire": "infinity" is a timestamp of Postgres, and DynamoDB never deletes an item whose
 # time to live is 0.
@@ -213,7 +213,7 @@ def _decimal(text: Any) -> Decimal:
 
 def expiry_column(columns: Collection[str], given: str | None) -> str | None:
     """Return the column with the time of expiry: the given column, otherwise a column with a usual name."""
-    return given or next((name for name in _EXPIRY_COLUMNS if name in columns), None)
+    return given or next((name for name in EXPIRY_COLUMNS if name in columns), None)
 
 
 def expiry(value: Any) -> int | None:
