@@ -4,14 +4,23 @@ import json
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate, keys, read
+from oncegate.claims import EventSummary
 from oncegate.cli import exit_codes
+from oncegate.cli.seeding import Candidate, Counts, MergedEvents, StoreSink
+from oncegate.errors import StoreUnavailable
+from oncegate.gate.options import validate
+from oncegate.sources import Hints
+from oncegate.stores.base import Change, scan
+from oncegate.stores.memory import MemoryStore
 from tests.cli.conftest import Run, on_terminal
 
 PAIR = 'fields("conversationId", "timestamp")'
@@ -98,11 +107,29 @@ class TestFiles:
         """A row after many payloads has no key without a source; it never gets the key of another source."""
         payloads = [{"id": str(number), "data": {"x": number}} for number in range(150)]
         file = lines(tmp_path / "old.jsonl", *payloads, {"id": "evt-1"})
-        out = oncegate("seed", file)[1]
+        code, out, _ = oncegate("seed", file)
+        assert code == exit_codes.FAILED
         assert out.splitlines() == [
             "Read 151 rows: 150 seeded, 0 already there, 0 expired, 1 unreadable.",
             "  old.jsonl:151: the source of its event is not known; add --source",
         ]
+
+    def test_the_source_of_rows_among_payloads(self, oncegate: Run, tmp_path: Path) -> None:
+        """The source that is given or configured is used for every row, wherever it is in the file."""
+        payloads = [{"id": str(number), "data": {"x": number}} for number in range(150)]
+        file = lines(tmp_path / "old.jsonl", *payloads, {"id": "evt-1"})
+        summary = "Read 151 rows: 151 would be seeded, 0 expired, 0 unreadable. Nothing was written.\n"
+        assert oncegate("seed", file, "--source", "plain", "--dry-run")[:2] == (0, summary)
+        (tmp_path / "oncegate.toml").write_text('[read]\nsource = "crm"\n')
+        assert oncegate("seed", file, "--key", "event_id", "--dry-run")[:2] == (0, summary)
+
+    def test_a_row_without_content_among_payloads(self, oncegate: Run, tmp_path: Path) -> None:
+        """A row never gets a key that needs the content of its event."""
+        payloads = [{"id": str(number), "data": {"x": number}} for number in range(150)]
+        file = lines(tmp_path / "old.jsonl", *payloads, {"id": "evt-1"})
+        code, out, _ = oncegate("seed", file, "--source", "plain", "--key", "content")
+        assert code == exit_codes.FAILED
+        assert out.endswith("  old.jsonl:151: the row lacks the content of the event, which the key needs\n")
 
     def test_a_missing_file(self, oncegate: Run) -> None:
         """A file that cannot be read ends the command before anything is written."""
@@ -112,14 +139,15 @@ class TestFiles:
 
 class TestBadRows:
     def test_clusters_of_bad_rows(self, oncegate: Run, tmp_path: Path) -> None:
-        """Rows that cannot be read are counted and shown with their position; the other rows are seeded."""
+        """Rows that cannot be read are counted and shown with their position; the other rows are seeded. The exit code
+        says that rows are missing."""
         good = [{"id": f"evt-{number}"} for number in range(300)]
         bad: list[Any] = ["{", '"text"', "[1", {"id": ""}, {"id": None}, {"id": True}, {"x": 1}, '{"id": "\\ud800"}']
-        bad += [{"id": "late", "expiresAt": "soon"}, {"id": "x" * 300}, {"id": 10**40}] + [{"id": None}] * 200
+        bad += [{"id": [1]}, {"id": "x" * 300}, {"id": 10**40}] + [{"id": None}] * 200
         file = lines(tmp_path / "old.jsonl", *good[:150], *bad, *good[150:])
         code, out, err = oncegate("seed", file, "--source", "plain")
         found = re.match(r"Read (\d+) rows: (\d+) seeded, 0 already there, 0 expired, (\d+) unreadable\.\n", out)
-        assert (code, err) == (0, "")
+        assert (code, err) == (exit_codes.FAILED, "")
         assert found
         read, seeded, unreadable = map(int, found.groups())
         assert (read, seeded + unreadable) == (511, 511)
@@ -129,7 +157,7 @@ class TestBadRows:
 
     def test_bad_rows_at_the_start(self, oncegate: Run, tmp_path: Path) -> None:
         """Many bad rows at the start hide neither the missing source nor the missing parts of the key."""
-        file = lines(tmp_path / "old.jsonl", *[{"id": "1", "expiresAt": "soon"}] * 500, {"x": "1"})
+        file = lines(tmp_path / "old.jsonl", *['"text"', "{"] * 250, {"x": "1"})
         assert "the source of the events is a part of their keys" in oncegate("seed", file)[2]
         assert "lack id, which the key auto needs" in oncegate("seed", file, "--source", "plain")[2]
 
@@ -144,6 +172,75 @@ class TestBadRows:
         file = lines(tmp_path / "old.jsonl", {"id": "1", "expiresAt": "\x1b[2J"}, {"id": "2"})
         out = oncegate("seed", file, "--source", "plain")[1]
         assert "\x1b" not in out
+
+    def test_an_expiry_that_is_no_time(self, oncegate: Run, tmp_path: Path) -> None:
+        """A row whose expiry is not a time is seeded for the retention, as the setting `previous` does. The summary
+        counts these rows."""
+        file = lines(tmp_path / "old.jsonl", {"id": "1", "ttl": "soon"}, {"id": "2", "ttl": 0}, {"id": "3", "ttl": 5})
+        code, out, _ = oncegate("seed", file, "--source", "plain", "--retention", "1h")
+        assert (code, out.splitlines()) == (
+            0,
+            [
+                "Read 3 rows: 3 seeded, 0 already there, 0 expired, 0 unreadable.",
+                "2 rows with an expiry that is not a time: remembered for the retention.",
+            ],
+        )
+        assert self.lifetimes(tmp_path) == [pytest.approx(3_600, abs=5)] * 3
+
+    def test_rows_with_one_key(self, oncegate: Run, tmp_path: Path) -> None:
+        """Of the rows with one key, the longest expiry counts, however far they are apart. The summary counts them. A
+        row without an expiry counts as long as the retention."""
+        others = [{"id": f"x-{number}", "ttl": LATER} for number in range(1_200)]
+        soon = LATER - 3_000
+        first = [{"id": "a", "ttl": soon}, {"id": "b"}, {"id": "c", "ttl": LATER}, {"id": "d"}]
+        second = [
+            {"id": "a", "ttl": LATER},
+            {"id": "b", "ttl": LATER},
+            {"id": "c", "ttl": soon},
+            {"id": "d", "ttl": soon},
+        ]
+        file = lines(tmp_path / "old.jsonl", *first, *others, *second)
+        command = ("seed", file, "--source", "plain", "--retention", "30m")
+        counts = "4 with the key of another row, 0 expired, 0 unreadable."
+        out = oncegate(*command, "--dry-run")[1]
+        assert out == f"Read 1,208 rows: 1,204 would be seeded, {counts} Nothing was written.\n"
+        assert oncegate(*command)[:2] == (0, f"Read 1,208 rows: 1,204 seeded, 0 already there, {counts}\n")
+        left = pytest.approx(LATER - time.time(), abs=10)
+        assert self.lifetimes(tmp_path) == [pytest.approx(1_800, abs=60), *[left] * 1_203]
+        assert oncegate(*command)[1] == f"Read 1,208 rows: 0 seeded, 1,204 already there, {counts}\n"
+
+    def lifetimes(self, tmp_path: Path) -> list[float]:
+        """The time that each record has left, in seconds, the shortest first."""
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate:
+            return sorted((entry.record.expires_at or 0) / 1e6 - time.time() for entry in scan(gate.store, "default"))
+
+    def test_a_busy_timeline(self) -> None:
+        """A state change whose timeline other workers keep changing is not recorded under a wrong key. It is counted,
+        so the exit code asks to repeat the command."""
+
+        class BusyStore(MemoryStore):
+            def swap(self, changes: Sequence[Change]) -> list[bool]:
+                return [False] * len(changes)
+
+        payload = {"id": "1", "conversationId": "c", "state": "held", "timestamp": 1_770_091_506_000}
+        (event,) = read(payload)
+        strategy = keys.state_change("500ms")
+        store, counts = BusyStore(), Counts()
+        candidate = Candidate("old.jsonl:1", strategy(event), EventSummary("plain"), None, event)
+        with closing(MergedEvents()) as merged:
+            sink = StoreSink(store, validate({}), Hints(), merged)
+            sink.add([candidate], counts)
+            sink.finish(counts)
+        assert (counts.seeded, counts.unreadable, counts.same_key) == (0, 1, 0)
+        assert counts.problems[0].problem.endswith("changing the timeline of its entity; repeat the command")
+        assert list(scan(store)) == []
+
+    def test_a_temporary_file_that_cannot_be_written(self) -> None:
+        """If the disk is full, the error says what to do."""
+        merged = MergedEvents()
+        merged.close()
+        with pytest.raises(StoreUnavailable, match="set TMPDIR to a folder with free space"):
+            merged.count()
 
     def test_a_large_expiry(self, oncegate: Run, tmp_path: Path) -> None:
         """A record keeps the time of its row, even if that is longer than the retention; it is never longer."""
@@ -299,11 +396,26 @@ class TestOutput:
             "read": 3,
             "seeded": 3,
             "already_there": 0,
+            "same_key": 0,
             "expired": 0,
             "unreadable": 0,
+            "invalid_expiry": 0,
             "written": True,
             "problems": [],
         }
+
+    def test_the_old_program_has_stopped(self, oncegate: Run, tmp_path: Path) -> None:
+        """`--stopped` prints the last expiry of the rows. Without it, no time is printed: the old program may go on."""
+        file = lines(tmp_path / "old.jsonl", {"id": "1", "ttl": LATER - 5}, {"id": "2", "ttl": LATER})
+        command = ("seed", file, "--source", "plain", "--dry-run")
+        assert len(oncegate(*command)[1].splitlines()) == 1
+        last = datetime.fromtimestamp(LATER, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+        out = oncegate(*command, "--stopped")[1]
+        assert out.endswith(f"\nThe last row expires at {last}. After this time, remove the setting previous.\n")
+        assert json.loads(oncegate(*command, "--stopped", "--output", "json")[1])["until"] == last
+        unending = lines(tmp_path / "other.jsonl", {"id": "1", "ttl": LATER}, {"id": "2"})
+        out = oncegate("seed", unending, "--source", "plain", "--dry-run", "--stopped")[1]
+        assert out.endswith("\n1 row without an expiry: there is no time after which previous can be removed.\n")
 
     def test_on_a_terminal(self, rows: str, tmp_path: Path) -> None:
         """A terminal shows the same sentences after the progress bar is gone."""

@@ -42,7 +42,6 @@ MENDED = {
     "settings.retention": "test_the_retention_of_a_queue",
     "settings.attempts": "test_settings",
     "queue.lease": "test_the_lease_of_a_worker",
-    "settings.previous": "test_settings",
     "store.clock": "the command changes the clock of the machine, so it is not run here",
 }
 
@@ -90,7 +89,6 @@ def export(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ('retention = "299s"', "settings.attempts"),
         ('retention = "7d"\nlease = "2d"\nmax_hold = "3d"', "settings.attempts"),
         ('store = "memory://"', "store.memory"),
-        ('previous = "dynamodb://Dedup?region=eu-central-1&until=2026-01-01T00:00:00Z"', "settings.previous"),
     ],
 )
 def test_settings(settings: str, rule: str, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

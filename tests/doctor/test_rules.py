@@ -77,6 +77,18 @@ def test_what_was_not_asked() -> None:
     }
 
 
+def test_the_end_of_the_look_ups() -> None:
+    """A person decides about the setting `previous`: only they know whether the old program has stopped. No command
+    removes the setting."""
+    ((_, facts),) = BROKEN["settings.previous"]
+    (finding,) = [finding for name, finding in check(facts) if name == "settings.previous"]
+    assert finding.found.startswith("the look-ups in the old place ended ")
+    assert "expired" not in finding.why
+    assert finding.mend == "oncegate config show"
+    assert finding.decision
+    assert finding.decision.startswith("Check that the old program had stopped")
+
+
 def test_the_worst_comes_first() -> None:
     """Errors come first, then warnings, then notes."""
     facts = with_rule(lacking(BEHIND_A_QUEUE, queue={"max_receives": 2}, table={"sweeps_by": "id"}), bus="forwarded")

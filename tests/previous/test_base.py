@@ -1,6 +1,6 @@
 """URLs of old places, and the values of their rows."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from oncegate.errors import SettingError
+from oncegate.gate.options import validate
 from oncegate.previous.base import (
-    BadRow,
     Mark,
     PlaceUrl,
     Row,
@@ -61,6 +61,15 @@ def test_a_url_that_is_shown(url: str) -> None:
 def test_a_password_is_masked() -> None:
     """The URL that is shown has no password."""
     assert read_place_url("redis://u:hunter2@h/0?key=a:{id}").shown == "redis://u:***@h/0?key=a:{id}"
+
+
+def test_no_password_in_the_repr() -> None:
+    """Neither the URL nor the configuration of a gate shows the password in its `repr`."""
+    url = "redis://u:hunter2@h/0?key=a:{id}"
+    for shown in (repr(read_place_url(url)), repr(validate({"previous": url}))):
+        assert "redis://u:***@h/0" in shown
+        assert "hunter2" not in shown
+    assert "namespace='default'" in repr(validate({}))
 
 
 def test_until_is_never_too_early() -> None:
@@ -118,6 +127,7 @@ def test_invalid_parts(url: PlaceUrl, problem: str) -> None:
         "2026-12-01 12:00:00+00",
         datetime(2026, 12, 1, 12, tzinfo=UTC),
         datetime(2026, 12, 1, 12),  # noqa: DTZ001  # a column without a time zone
+        "2026-12-01 12:00:00",
     ],
 )
 def test_an_expiry(value: Any) -> None:
@@ -125,18 +135,28 @@ def test_an_expiry(value: Any) -> None:
     assert expiry(value) == NOON
 
 
-@pytest.mark.parametrize("value", [None, "", "infinity"])
+@pytest.mark.parametrize("value", ["2026-12-01", date(2026, 12, 1)])
+def test_a_date(value: Any) -> None:
+    """A date without a time is the end of this day in UTC."""
+    assert expiry(value) == NOON + 12 * 3_600_000_000
+
+
+@pytest.mark.parametrize("value", [None, "", "infinity", 0, "0", Decimal(0), 0.0])
 def test_no_expiry(value: Any) -> None:
-    """A row without a value does not expire."""
+    """A row without a value, or with the value 0, does not expire."""
     assert expiry(value) is None
+    assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1})
+    assert mark_of(value) == Mark()
 
 
-@pytest.mark.parametrize("value", ["soon", 5, -1, 0, float("nan"), float("inf"), 10**40, True])
+@pytest.mark.parametrize(
+    "value", ["soon", 5, -1, float("nan"), float("inf"), 10**40, True, False, "2026-13-01", "2026-02-30"]
+)
 def test_an_expiry_that_is_no_time(value: Any) -> None:
-    """A value that is no time makes a bad row. A mark that was found counts, whatever its expiry."""
-    row = row_of("row 1", {"e": value}, "e")
-    assert isinstance(row, BadRow), row
-    assert "is not a time" in row.problem
+    """A row or a mark whose expiry is not a time counts, and does not expire."""
+    with pytest.raises(ValueError, match="is not a time"):
+        expiry(value)
+    assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1}, has_invalid_expiry=True)
     assert mark_of(value) == Mark()
 
 
@@ -145,7 +165,7 @@ def test_columns() -> None:
     name = UUID(int=5)
     columns = {"a": "x", "b": Decimal(5), "c": Decimal("1.5"), "d": name, "e": None, "f": b"x", "g": [1], "h": {"a": 1}}
     assert plain_columns(columns) == {"a": "x", "b": 5, "c": 1.5, "d": str(name)}
-    assert row_of("row 1", {"a": 1, "e": NOON}, "e") == Row("row 1", {"a": 1, "e": NOON}, NOON)
+    assert row_of("row 1", {"a": 1, "e": NOON}, NOON) == Row("row 1", {"a": 1, "e": NOON}, NOON)
 
 
 def test_an_item_of_dynamodb() -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import BadRow, Mark, Row, read_place_url
+from oncegate.previous.base import Mark, Row, read_place_url
 from oncegate.previous.dynamodb import DynamoPlace
 from tests.previous.old_places import OldDynamo, OldDynamoText
 from tests.stores.dynamo_server import DynamoServer
@@ -57,8 +57,17 @@ def test_find(old: OldDynamo, place: DynamoPlace) -> None:
     assert set(found[1:-3]) == {None}
 
 
+@pytest.mark.parametrize("text", ["1_000", " 1000 ", "+1000", "1e3", "1000.", "\u0661\u0660\u0660\u0660", "\uff11"])
+def test_a_text_that_is_no_number(text: str, old: OldDynamo, place: DynamoPlace) -> None:
+    """Only a plain decimal number finds a number: another text never finds the mark of another event."""
+    put(old, "a", "1000")
+    put(old, "a", "1")
+    assert place.find([("a", text), ("a", "1000"), ("a", "1000.0")]) == [None, Mark(), Mark()]
+
+
 def test_rows(old: OldDynamo, place: DynamoPlace) -> None:
-    """All items are read. Only texts, numbers and booleans are columns, and a bad expiry makes a bad row."""
+    """All items are read. Only texts, numbers and booleans are columns. An expiry that is not a time is marked as
+    such."""
     put(old, "a", "1", expiresAt={"N": str(NOON)}, data={"M": {"x": {"S": "y"}}}, note={"S": "z"})  # type: ignore[dict-item]
     put(old, "b", "2", expiresAt={"S": "soon"})
     found = sorted(place.rows(), key=lambda row: row.position)
@@ -68,7 +77,11 @@ def test_rows(old: OldDynamo, place: DynamoPlace) -> None:
             {"conversationId": "a", "timestamp": 1, "expiresAt": NOON, "note": "z"},
             NOON * 1_000_000,
         ),
-        BadRow("conversationId='b', timestamp=2", "the expiry 'soon' is not a time"),
+        Row(
+            "conversationId='b', timestamp=2",
+            {"conversationId": "b", "timestamp": 2, "expiresAt": "soon"},
+            has_invalid_expiry=True,
+        ),
     ]
 
 

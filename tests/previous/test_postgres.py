@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import BadRow, Mark, PlaceUrl, Row
+from oncegate.previous.base import Mark, PlaceUrl, Row
 from oncegate.previous.postgres import PostgresPlace
 from tests.previous.test_sql import HOSTILE
 from tests.stores.postgres_server import PostgresServer
@@ -64,8 +64,47 @@ def test_rows(server: PostgresServer, place: PostgresPlace) -> None:
     insert(server, *((f"c{number}", number, "infinity" if number else "294000-01-01") for number in range(2_500)))
     found = list(place.rows())
     assert len(found) == 2_500
-    assert isinstance(found[0], BadRow)
+    assert isinstance(found[0], Row)
+    assert found[0].has_invalid_expiry
     assert found[1] == Row("row 2", {"c": "c1", "t": 1, "e": "infinity"})
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "expires"),
+    [
+        ("timestamp", "2026-12-01 17:30", Mark(NOON)),
+        ("timestamptz", "2026-12-01 12:00+00", Mark(NOON)),
+        ("date", "2026-12-01", Mark(NOON + int(6.5 * 3_600_000_000))),
+        ("timestamp", "infinity", Mark()),
+        ("timestamp", "294276-12-31 23:59", Mark()),
+        ("timestamp", "1969-12-31", Mark()),
+        ("date", "5874897-12-31", Mark()),
+        ("bigint", "0", Mark()),
+        ("bigint", "1796126400", Mark(NOON)),
+        ("text", "2026-12-01T12:00:00Z", Mark(NOON)),
+    ],
+)
+def test_a_server_with_another_zone(type_: str, value: str, expires: Mark, server: PostgresServer) -> None:
+    """A timestamp without a time zone has the zone of the session, and a date ends with the day of this zone. The style
+    of dates on the server does not matter."""
+    with server.connect() as db:
+        db.execute("DROP ROLE IF EXISTS indian")
+        db.execute("CREATE ROLE indian LOGIN")
+        db.execute("ALTER ROLE indian SET timezone TO 'Asia/Kolkata'")
+        db.execute("ALTER ROLE indian SET datestyle TO 'German'")
+        db.execute(f"ALTER TABLE old DROP COLUMN e, ADD COLUMN e {type_}".encode())
+        db.execute("INSERT INTO old (c, t, w, e) VALUES ('a', 1, '2026-12-01 12:00+00', %s)", (value,))
+        db.execute("GRANT SELECT ON old TO indian")
+    try:
+        url = PlaceUrl(server.url(user="indian"), table="old", columns=("c", "t"), expires="e")
+        with closing(PostgresPlace(url)) as place:
+            assert place.find([("a", 1), ("b", 1)]) == [expires, None]
+            (row,) = place.rows()
+            assert (row.expires_at, row.columns["w"]) == (expires.expires_at, "2026-12-01 17:30:00+05:30")
+    finally:
+        with server.connect() as db:
+            db.execute("DROP OWNED BY indian")
+            db.execute("DROP ROLE indian")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -19,8 +19,9 @@ def test_a_hostile_name(name: str) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"CREATE TABLE {quoted_name(name)} ({quoted_name(name)})")
         db.execute(f"INSERT INTO {quoted_name(name)} VALUES (5)")  # noqa: S608  # quoted
-        assert db.execute(table.select_all()).fetchall() == [(5,)]
-        statement = table.select_keys(2, [name], "?")
+        assert db.execute(table.select_all(name)).fetchall() == [(5, 5)]
+        assert db.execute(table.select_all(None)).fetchall() == [(5, None)]
+        statement = table.select_keys(2, name, "?")
         assert db.execute(statement, (5, 6)).fetchall() == [(0, 5)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import BadRow, Mark, PlaceUrl, Row
+from oncegate.previous.base import Mark, PlaceUrl, Row
 from oncegate.previous.sqlite import SqlitePlace
 
 NOON = 1_796_126_400
@@ -54,19 +54,21 @@ def test_values_are_converted_to_the_type_of_the_column(file: Path) -> None:
 
 def test_the_latest_expiry_counts(file: Path) -> None:
     """If several rows have one key, the mark lasts as long as the last of them."""
-    insert(file, ("a", 1, NOON), ("a", 2, NOON + 5), ("b", 1, NOON), ("b", 2, None))
-    assert place(file, ("c",)).find([("a",), ("b",)]) == [Mark((NOON + 5) * 1_000_000), Mark()]
+    insert(file, ("a", 1, NOON), ("a", 2, NOON + 5), ("b", 1, NOON), ("b", 2, None), ("c", 1, NOON), ("c", 2, 0))
+    found = place(file, ("c",)).find([("a",), ("b",), ("c",)])
+    assert found == [Mark((NOON + 5) * 1_000_000), Mark(), Mark()]
 
 
 def test_rows(file: Path) -> None:
-    """All rows are read. A bad expiry makes a bad row; text that is not UTF-8 and binary values are no columns."""
+    """All rows are read. An expiry that is not a time is marked as such; text that is not UTF-8 and binary values are
+    no columns."""
     insert(file, ("a", 1, NOON), ("b", 2, "soon"), (b"\xff", 3, None))
     with closing(sqlite3.connect(file)) as db, db:
         db.execute("INSERT INTO dedup VALUES (CAST(x'ff' AS TEXT), 4, NULL)")
     found = list(place(file).rows())
     assert found[:3] == [
         Row("row 1", {"c": "a", "t": 1, "e": NOON}, NOON * 1_000_000),
-        BadRow("row 2", "the expiry 'soon' is not a time"),
+        Row("row 2", {"c": "b", "t": 2, "e": "soon"}, has_invalid_expiry=True),
         Row("row 3", {"t": 3}),
     ]
     assert isinstance(found[3], Row)

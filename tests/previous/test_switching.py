@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from oncegate import Event, Gate, Outcome, keys
 from oncegate.cli import exit_codes
 from oncegate.errors import SettingError, StoreUnavailable
+from oncegate.previous.base import read_place_url
 from oncegate.previous.sqlite import SqlitePlace
 from oncegate.settings.parsing import parsed
 from tests.cli.conftest import Run
@@ -124,13 +126,27 @@ class TestSeed:
         assert "lack the content of the event, which the key auto needs; nothing was written" in err
         assert not (tmp_path / "oncegate.db").exists()
         (line,) = [line for line in out.splitlines() if line.startswith("previous = ")]
-        assert "until=20" in line
+        assert "until" not in line
         assert "Of 5 recent events, 3 are marked there." in out
         (tmp_path / "oncegate.toml").write_text(line)
         assert oncegate("config", "check")[0] == 0
         with closing(Gate("memory://", previous=json.loads(line.removeprefix("previous = ")))) as gate:
             outcomes = gate.run_batch(map(payload, range(5)), Effects())
         assert statuses(outcomes) == ["duplicate"] * 3 + ["processed"] * 2
+
+    def test_the_time_of_the_last_expiry(self, old: OldCode, oncegate: Run) -> None:
+        """The refusal names a time only if the old program has stopped: until then, it may write later marks."""
+        old.mark([1], ttl=3_600)
+        old.mark([2], ttl=7_200)
+        command = ("seed", *old.arguments, "--source", "genesys", "--output", "json")
+        assert read_place_url(json.loads(oncegate(*command)[1])["previous"]).until is None
+        until = read_place_url(json.loads(oncegate(*command, "--stopped")[1])["previous"]).until
+        assert until is not None
+        assert until / 1e6 == pytest.approx(time.time() + 7_200, abs=30)
+        old.mark([3], ttl=None)
+        out = oncegate("seed", *old.arguments, "--source", "genesys", "--stopped")[1]
+        assert "until=20" not in out
+        assert "Some rows do not expire, so the line has no until=TIME." in out
 
 
 class TestRedisPatterns:

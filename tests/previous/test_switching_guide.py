@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.cli.main import cli
-from oncegate.previous.base import OPTIONS, read_place_url
+from oncegate.previous.base import EXPIRY_COLUMNS, OPTIONS, read_place_url
 from tests.cli.conftest import Run
 from tests.previous.old_places import DAY, OldDynamo, payload
 from tests.stores.dynamo_server import DynamoServer
@@ -41,7 +41,7 @@ def test_the_commands(
     recent = [*range(997), 996, 2_000, 2_001]
     (tmp_path / "recent.jsonl").write_text("\n".join(json.dumps(payload(number)) for number in recent))
     monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamo_server.endpoint)
-    assert len(sessions()) == 5
+    assert len(sessions()) == 6
     for command, output in sessions():
         words = shlex.split(command)
         is_cut = words[-4:] == ["|", "head", "-n", "1"]
@@ -61,15 +61,22 @@ def test_the_commands_of_the_sources_exist() -> None:
 def test_every_option_is_in_the_guide() -> None:
     """The guide names all options of the command that are its own, and all options of a URL."""
     own = {"--match", "--template", "--table", "--expires", "--map", "--source", "--lines", "--sample", "--dry-run"}
-    assert own <= set(re.findall(r"--[a-z-]+", TEXT))
+    assert own | {"--stopped"} <= set(re.findall(r"--[a-z-]+", TEXT))
     assert set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE)) == set(OPTIONS)
 
 
 def test_the_line_is_a_valid_url() -> None:
-    """The line of the guide is the URL of an old place with a time."""
-    line = re.search(r'^previous = "(.+)"$', TEXT, re.MULTILINE)
-    assert line
-    assert read_place_url(line[1]).until is not None
+    """The lines of the guide are URLs of an old place. Only the line of `--stopped` has a time."""
+    without, with_time = re.findall(r'^previous = "(.+)"$', TEXT, re.MULTILINE)
+    assert read_place_url(without).until is None
+    assert read_place_url(with_time).until is not None
+
+
+def test_the_columns_of_the_expiry() -> None:
+    """The guide names the usual columns of an expiry in the order in which they are tried."""
+    found = re.search(r"in this order: (.+?)\.\n", TEXT, re.DOTALL)
+    assert found
+    assert tuple(re.findall(r"`(\w+)`", found[1])) == EXPIRY_COLUMNS
 
 
 def test_the_output_is_readable() -> None:

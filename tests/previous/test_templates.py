@@ -1,5 +1,6 @@
 """Templates make old keys from values, and read the values from old keys."""
 
+import time
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def test_values_from_a_key(template: str, key: str, values: dict[str, Any]) -> N
 def test_a_key_of_another_form(key: str) -> None:
     """A key that does not have the form of the template has no values."""
     assert Template("event:{c}:{t:int}").read(key) is None
+
+
+def test_a_long_key_of_another_form() -> None:
+    """A key with many separators is refused in a time that is linear in its length."""
+    template = Template("e:{a}:{b}:{c}:{d}:end")
+    started = time.perf_counter()
+    assert template.read("e:" + "a:" * 5_000 + "x") is None
+    assert time.perf_counter() - started < 1
+    assert template.read("e:" + "a:" * 5_000 + "end") is not None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from oncegate.cli.copies import (
 )
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.explanations import Explainers, Explanation, TriedRoute
-from oncegate.cli.options import NAMESPACE_FILTER, namespace_of, number, output_option, read_only_store, with_settings
+from oncegate.cli.options import NAMESPACE_FILTER, namespace_of, output_option, read_only_store, with_settings
 from oncegate.cli.output import (
     print_error,
     print_note,
@@ -35,6 +35,7 @@ from oncegate.cli.output import (
     show_table,
     state_name,
 )
+from oncegate.cli.record_filter import scan_option
 from oncegate.cli.records import Search, fields, payload_text, search
 from oncegate.durations import spoken, times
 from oncegate.events import Key
@@ -43,7 +44,6 @@ from oncegate.settings import Settings
 from oncegate.settings.schema import KEY, READ, STORE
 from oncegate.stores.base import Store
 
-_MOST = 1_000_000
 _SHOWN = 100
 _MOST_COMPARED = 10_000  # events of a file that are held in memory, because the conclusion about them is printed first
 _NO_COPIES_IN_RECORDS = "The records do not show copies ({count}, compared by content, key, type and time)."
@@ -65,14 +65,7 @@ _NOT_RECORDED = (
 )
 @click.argument("id_", metavar="[ID]", required=False)
 @click.option("--file", type=FileName(), metavar="FILE", help="Explain each event of a file; - reads stdin.")
-@click.option(
-    "--scan",
-    type=number(),
-    metavar="NUMBER",
-    default=_MOST,
-    show_default=True,
-    help="Maximum number of records to scan.",
-)
+@scan_option
 @with_settings(STORE, NAMESPACE_FILTER, KEY, *READ)
 @output_option
 def explain(id_: str | None, file: str | None, scan: int, settings: Settings, output: str) -> None:

@@ -18,12 +18,13 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import check_readable, events_of
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import print_error, print_note, print_text, show_json
+from oncegate.cli.output import print_error, print_note, print_text, rfc3339, show_json
 from oncegate.cli.seeding import (
     CountingSink,
     Counts,
     Item,
     LineFormat,
+    MergedEvents,
     SampleEvent,
     SampleSink,
     Seeding,
@@ -58,6 +59,7 @@ from oncegate.settings.schema import KEY, READ, SETTINGS, STORE
 from oncegate.stores import scheme_of
 
 _EXAMPLES: Final = 3
+_COUNTS: Final = ("read", "seeded", "already_there", "same_key", "expired", "unreadable", "invalid_expiry")
 _TYPES: Final = ("int", "text")
 _FILE: Final = "file://"
 _PAGE: Final = 100
@@ -75,7 +77,7 @@ _OTHER_WILDCARDS: Final = re.compile(r"[?\[\\]")  # of a pattern of Redis
     ),
     exit_codes={
         exit_codes.OK: "success",
-        exit_codes.FAILED: "no row could be read",
+        exit_codes.FAILED: "some rows could not be read",
         exit_codes.USAGE: "invalid option or setting, or the rows lack parts of the key",
         exit_codes.STORE: "the store or the source cannot be used",
     },
@@ -110,6 +112,11 @@ _OTHER_WILDCARDS: Final = re.compile(r"[?\[\\]")  # of a pattern of Redis
     help="Write nothing; say how many events of this file would be recognised.",
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing; only count.")
+@click.option(
+    "--stopped",
+    is_flag=True,
+    help="The old program has stopped: print the time after which 'previous' can be removed.",
+)
 @with_settings(STORE, SETTINGS["namespace"], KEY, SETTINGS["retention"], *READ)
 @output_option
 def seed(
@@ -118,6 +125,7 @@ def seed(
     sample: str | None,
     source: str | None,
     dry_run: bool,
+    stopped: bool,
     output: str,
     lines: LineFormat,
     mapped: tuple[str, ...],
@@ -127,8 +135,9 @@ def seed(
 
     SOURCE is 'dynamodb://Table?region=NAME', redis://HOST with --match, postgresql://HOST/DATABASE or
     sqlite:///FILE with --table, or a file with one JSON object per line; - reads stdin. SOURCE is only read. Each
-    event is remembered for the time that is left of its row; without an expiry, for the retention of the gate.
-    Events that the store knows stay as they are, so the command can be repeated.
+    event is remembered for the time that is left of its row; without an expiry, for the retention of the gate. If
+    several rows have one key, the longest time counts. Events that the store knows stay as they are, so the command
+    can be repeated.
     """
     settings = _for_namespace(settings)
     recent = _recent(sample, settings)
@@ -137,7 +146,7 @@ def seed(
         stack.callback(old.close)
         first, items = peeked(old.items)
         rows = [item for item in first if isinstance(item, Row)]
-        event_source = _event_source(source, settings, recent) if rows else ""
+        event_source = _event_source(source, settings, recent, is_needed=bool(rows))
         strategy = keys.strategy(settings.strategy())
         old = _with_default_template(old, RowKeys(strategy, event_source).paths)
         columns = dict(map(_mapped_column, mapped))
@@ -145,12 +154,12 @@ def seed(
         if rows and (missing := row_keys.missing(rows)):
             paths = {each.column: path for path, each in columns.items()}
             refusal = _Refusal(settings["key"], missing, row_keys.columns(rows), paths, row_keys.never is None)
-            return refusal.show(old, items, recent, output)
+            return refusal.show(old, items, recent, output, stopped=stopped)
         sink = _sink(settings, recent, dry_run, stack)
         counts = _run(row_keys, strategy, sink, items)
     if not counts.read:
         print_note(f"There are no rows in {old.name}. Check the name, and --match if it is Redis.")
-    return _show(counts, sink, output)
+    return _show(counts, sink, output, stopped=stopped)
 
 
 def _for_namespace(settings: Settings) -> Settings:
@@ -244,8 +253,11 @@ def _mapped_column(written: str) -> tuple[str, MappedColumn]:
     return path, MappedColumn(column)
 
 
-def _event_source(given: str | None, settings: Settings, recent: Sequence[SampleEvent] | None) -> str:
-    """The source of the events, which is a part of every key."""
+def _event_source(
+    given: str | None, settings: Settings, recent: Sequence[SampleEvent] | None, *, is_needed: bool
+) -> str:
+    """The source of the events, which is a part of every key. An empty text if it is not known and not needed: whole
+    payloads have their source."""
     if given is not None:
         if given not in (*KNOWN_SOURCES, settings["read.source"]):
             print_note(f"{given} is not a known source ({', '.join(KNOWN_SOURCES)}); it must be the [read] source.")
@@ -258,6 +270,8 @@ def _event_source(given: str | None, settings: Settings, recent: Sequence[Sample
     if len(found) == 1:
         print_note(f"The source of the events in the sample is {found[0]}.")
         return found[0]
+    if not is_needed:
+        return ""
     several = f" (the sample has {', '.join(found)})" if found else ""
     raise SettingError(
         f"the source of the events is a part of their keys, and it is not known{several}; add --source genesys,"
@@ -280,15 +294,16 @@ def _recent(sample: str | None, settings: Settings) -> list[SampleEvent] | None:
 def _sink(
     settings: Settings, recent: Sequence[SampleEvent] | None, dry_run: bool, stack: ExitStack
 ) -> SampleSink | CountingSink | StoreSink:
+    merged = stack.enter_context(closing(MergedEvents()))
     if recent is not None:
-        return SampleSink(recent)
+        return SampleSink(recent, merged)
     if dry_run:
-        return CountingSink()
+        return CountingSink(merged)
     if scheme_of(settings["store"]) == "memory":
         raise SettingError("memory:// is empty again when this command ends; name another store with --store")
     config = validate({name: settings[name] for name in DEFAULTS})
     store = stack.enter_context(closing(settings.open_store()))
-    return StoreSink(store, replace(config, previous=None, breaker=None), settings.hints())
+    return StoreSink(store, replace(config, previous=None, breaker=None), settings.hints(), merged)
 
 
 def _run(row_keys: RowKeys, strategy: keys.Strategy, sink: Sink, items: Iterator[Item]) -> Counts:
@@ -317,17 +332,26 @@ def _progress_bar() -> Iterator[Callable[[int], None]]:
 # ── output ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show(counts: Counts, sink: Sink, output: str) -> int:
+def _show(counts: Counts, sink: Sink, output: str, *, stopped: bool) -> int:
     if output == "json":
-        show_json(_fields(counts, sink))
+        until = {"until": None if counts.until is None else rfc3339(counts.until)} if stopped else {}
+        show_json(_fields(counts, sink) | until)
     else:
         _print(counts, sink)
-    nothing = counts.read and counts.unreadable == counts.read
-    return exit_codes.FAILED if nothing else exit_codes.OK
+        if stopped:
+            _print_until(counts)
+    return exit_codes.FAILED if counts.unreadable else exit_codes.OK
+
+
+def _print_until(counts: Counts) -> None:
+    if counts.until is not None:
+        print_text(f"The last row expires at {rfc3339(counts.until)}. After this time, remove the setting previous.")
+    elif counts.unending:
+        print_text(f"{_rows(counts.unending)} without an expiry: there is no time after which previous can be removed.")
 
 
 def _fields(counts: Counts, sink: Sink) -> dict[str, Any]:
-    fields = {name: getattr(counts, name) for name in ("read", "seeded", "already_there", "expired", "unreadable")}
+    fields = {name: getattr(counts, name) for name in _COUNTS}
     fields |= {"written": isinstance(sink, StoreSink), "problems": [asdict(each) for each in counts.problems]}
     if isinstance(sink, SampleSink):
         examples = [{"place": event.place, "reason": why} for event, why in islice(sink.unrecognised(), _EXAMPLES)]
@@ -336,12 +360,15 @@ def _fields(counts: Counts, sink: Sink) -> dict[str, Any]:
 
 
 def _print(counts: Counts, sink: Sink) -> None:
-    rest = f"{counts.expired:,} expired, {counts.unreadable:,} unreadable"
-    read = f"Read {counts.read:,} {'row' if counts.read == 1 else 'rows'}"
+    same_key = f"{counts.same_key:,} with the key of another row, " if counts.same_key else ""
+    rest = f"{same_key}{counts.expired:,} expired, {counts.unreadable:,} unreadable"
+    read = f"Read {_rows(counts.read)}"
     if isinstance(sink, StoreSink):
         print_text(f"{read}: {counts.seeded:,} seeded, {counts.already_there:,} already there, {rest}.")
     else:
         print_text(f"{read}: {counts.seeded:,} would be seeded, {rest}. Nothing was written.")
+    if counts.invalid_expiry:
+        print_text(f"{_rows(counts.invalid_expiry)} with an expiry that is not a time: remembered for the retention.")
     for each in counts.problems:
         print_text(f"  {each.position}: {each.problem}")
     if counts.unreadable > len(counts.problems):
@@ -350,6 +377,10 @@ def _print(counts: Counts, sink: Sink) -> None:
         print_text(f"Of {_events(sink.count)}, {sink.recognised:,} would be recognised.")
         for event, why in islice(sink.unrecognised(), _EXAMPLES):
             print_text(f"  {event.place}: {why}")
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
 
 
 def _events(count: int) -> str:
@@ -369,8 +400,17 @@ class _Refusal(Struct, frozen=True):
     paths: dict[str, str]
     may_be_mapped: bool
 
-    def show(self, old: _OldEvents, items: Iterator[Item], recent: Sequence[SampleEvent] | None, output: str) -> int:
-        url = None if old.url is None or old.place is None else self._previous(old.url, old.place, items)
+    def show(
+        self,
+        old: _OldEvents,
+        items: Iterator[Item],
+        recent: Sequence[SampleEvent] | None,
+        output: str,
+        *,
+        stopped: bool,
+    ) -> int:
+        until = _last_expiry(items) if stopped else None
+        url = None if old.url is None or old.place is None else self._previous(old.url, old.place, until)
         marked = None if url is None or recent is None else _marked(url, recent)
         missing = ", ".join(self.missing)
         sentence = f"the rows of {old.name} lack {missing}, which the key {self.key} needs; nothing was written"
@@ -386,22 +426,15 @@ class _Refusal(Struct, frozen=True):
         if url is None:
             print_text("If the lines are whole events, add --lines events.")
         else:
-            _print_previous(url)
+            _print_previous(url, stopped=stopped)
         if marked is not None:
             print_text(f"Of {_events(len(recent or ()))}, {marked:,} are marked there.")
         elif url is not None:
             print_text("Add --sample FILE to check the line with recent events.")
         return exit_codes.USAGE
 
-    def _previous(self, url: PlaceUrl, place: OldPlace, items: Iterator[Item]) -> PlaceUrl:
-        """The URL for the option `previous`. The time `until` is the last expiry of all rows; there is none if a row
-        does not expire."""
-        counts = Counts()
-        with _progress_bar() as advance:
-            for number, item in enumerate(items, 1):
-                counts.add_expiry(item)
-                advance(number)
-        until = counts.last_expiry if counts.last_expiry and not counts.unending else None
+    def _previous(self, url: PlaceUrl, place: OldPlace, until: int | None) -> PlaceUrl:
+        """The URL for the option `previous`."""
         if url.key or url.columns:
             return replace(url, until=until)
         expires = expiry_column(self.columns, url.expires)
@@ -409,7 +442,16 @@ class _Refusal(Struct, frozen=True):
         return replace(url, key=tuple(f"{name}:{{{self.paths.get(name, name)}}}" for name in columns), until=until)
 
 
-def _print_previous(url: PlaceUrl) -> None:
+def _last_expiry(items: Iterator[Item]) -> int | None:
+    counts = Counts()
+    with _progress_bar() as advance:
+        for number, item in enumerate(items, 1):
+            counts.add_expiry(item)
+            advance(number)
+    return counts.until
+
+
+def _print_previous(url: PlaceUrl, *, stopped: bool) -> None:
     print_text("The gate can look up each event there instead. Add this line to oncegate.toml:")
     print()
     print_text(f"previous = {msgspec.json.encode(url.shown).decode()}")
@@ -417,7 +459,9 @@ def _print_previous(url: PlaceUrl) -> None:
     print_text("A name in braces is the path of a value in the event.")
     if "***" in url.shown:
         print_text("Write the password in place of ***.")
-    if url.until is None:
+    if not stopped:
+        print_text("When the old program has stopped, add --stopped to see after which time the line can be removed.")
+    elif url.until is None:
         print_text("Some rows do not expire, so the line has no until=TIME. Remove the line when it is not needed.")
 
 

@@ -1,7 +1,8 @@
 """Read the events that earlier code has processed, and record them as completed in a store."""
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -13,7 +14,7 @@ from oncegate import keys
 from oncegate.claims import EventSummary, Granted, seed
 from oncegate.cli.event_files import documents, open_input
 from oncegate.clocks import since_boot, wall
-from oncegate.errors import MissingKey
+from oncegate.errors import MissingKey, StoreUnavailable
 from oncegate.events import Event, Key
 from oncegate.gate.engine import Engine
 from oncegate.gate.job import Job, summary_of
@@ -45,6 +46,7 @@ Item: TypeAlias = Row | BadRow | RecordedEvent
 class Candidate(Struct, frozen=True):
     """An event to record as completed. `expires_at` is in microseconds since 1970; None means the gate's retention."""
 
+    position: str
     key: Key
     about: EventSummary
     expires_at: int | None
@@ -52,13 +54,16 @@ class Candidate(Struct, frozen=True):
 
 
 class Counts(Struct):
-    """What became of the rows. `last_expiry` is the latest expiry found; `unending` counts the rows without one."""
+    """What became of the rows. `same_key` counts the rows with the key of another row, and `invalid_expiry` the rows
+    whose expiry is not a time. `last_expiry` is the latest expiry found; `unending` counts the rows without one."""
 
     read: int = 0
     seeded: int = 0
     already_there: int = 0
     expired: int = 0
     unreadable: int = 0
+    same_key: int = 0
+    invalid_expiry: int = 0
     problems: list[BadRow] = msgspec.field(default_factory=list)
     last_expiry: int = 0
     unending: int = 0
@@ -73,14 +78,22 @@ class Counts(Struct):
             self.last_expiry = max(self.last_expiry, item.expires_at)
         elif isinstance(item, Row):
             self.unending += 1
+            self.invalid_expiry += item.has_invalid_expiry
+
+    @property
+    def until(self) -> int | None:
+        """The time at which the last row expires; None if a row does not expire or if there is no row."""
+        return self.last_expiry if self.last_expiry and not self.unending else None
 
 
 class Sink(Protocol):
-    """Takes the events to record."""
+    """Takes the events to record. `finish` is called after the last event."""
 
     def add(self, candidates: Sequence[Candidate], counts: Counts) -> None: ...
 
     def add_expired(self, candidate: Candidate) -> None: ...
+
+    def finish(self, counts: Counts) -> None: ...
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +108,8 @@ def lines_of(file: str, line_format: LineFormat, expires: str | None, hints: Hin
             place = name if document.line is None else f"{name}:{document.line}"
             columns = _columns(document.raw, line_format)
             if columns is not None:
-                yield row_of(place, columns, expiry_column(columns, expires))
+                column = expiry_column(columns, expires)
+                yield row_of(place, columns, None if column is None else columns.get(column))
             elif line_format == "rows":
                 yield BadRow(place, "the line is not a JSON object")
             else:
@@ -133,6 +147,7 @@ class Seeding:
     def run(self, items: Iterable[Item]) -> Counts:
         for page in pages(self._candidates(items), _BATCH):
             self._sink.add(page, self.counts)
+        self._sink.finish(self.counts)
         return self.counts
 
     def _candidates(self, items: Iterable[Item]) -> Iterator[Candidate]:
@@ -157,9 +172,9 @@ class Seeding:
             raise ValueError(item.problem)
         if isinstance(item, Row):
             key, about = self._row_keys.key(item)
-            return Candidate(key, about, item.expires_at)
+            return Candidate(item.position, key, about, item.expires_at)
         event = item.event
-        return Candidate(key_of(event, self._strategy), summary_of(event), None, event)
+        return Candidate(item.position, key_of(event, self._strategy), summary_of(event), None, event)
 
 
 def key_of(event: Event, strategy: keys.Strategy) -> Key:
@@ -175,13 +190,13 @@ def key_of(event: Event, strategy: keys.Strategy) -> Key:
 
 
 def peeked(items: Iterator[Item]) -> tuple[list[Item], Iterator[Item]]:
-    """The first items, and an iterator over all items. Bad rows do not count, so that a cluster of bad rows does not
-    hide the columns of the others."""
+    """The first items, and an iterator over all items. Items that cannot be read do not count, so that a cluster of
+    them does not hide the columns of the others."""
     first: list[Item] = []
     readable = 0
     for item in items:
         first.append(item)
-        readable += not isinstance(item, BadRow)
+        readable += isinstance(item, Row) or (isinstance(item, RecordedEvent) and item.event.problem is None)
         if readable == _PEEK or len(first) == _MOST_PEEKED:
             break
     return first, chain(first, items)
@@ -190,54 +205,130 @@ def peeked(items: Iterator[Item]) -> tuple[list[Item], Iterator[Item]]:
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class MergedEvent(Struct, frozen=True):
+    """An event to record. `expires_at` is the latest expiry of the rows with this key; 0 if no row expires. `unending`:
+    a row does not expire."""
+
+    key: bytes
+    expires_at: int
+    unending: bool
+    about: EventSummary
+
+
+class MergedEvents:
+    """The events to record, one for each key. Of the rows with one key, the longest expiry counts.
+
+    A record cannot be extended after it was written, so all rows are read before the first record is written. The
+    events are in a temporary file, because memory would limit the number of rows. SQLite deletes the file."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)  # an empty name is a temporary file
+        self._db.execute("PRAGMA journal_mode = OFF")
+        self._db.execute("CREATE TABLE merged (key BLOB PRIMARY KEY, expires, unending, about) WITHOUT ROWID")
+
+    def add(self, candidates: Sequence[Candidate], digests: Sequence[bytes]) -> None:
+        encode = msgspec.msgpack.encode
+        rows = [
+            (digest, each.expires_at or 0, each.expires_at is None, encode(each.about))
+            for each, digest in zip(candidates, digests, strict=True)
+        ]
+        with _temporary_file():
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "INSERT INTO merged VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                " SET expires = max(expires, excluded.expires), unending = max(unending, excluded.unending)",
+                rows,
+            )
+            self._db.execute("COMMIT")
+
+    def count(self) -> int:
+        with _temporary_file():
+            return int(self._db.execute("SELECT count(*) FROM merged").fetchone()[0])
+
+    def __iter__(self) -> Iterator[MergedEvent]:
+        decoder = msgspec.msgpack.Decoder(EventSummary)
+        with _temporary_file():
+            for key, expires_at, unending, about in self._db.execute("SELECT * FROM merged"):
+                yield MergedEvent(key, expires_at, bool(unending), decoder.decode(about))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+@contextmanager
+def _temporary_file() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreUnavailable(
+            f"cannot write the temporary file of this command: {error}; set TMPDIR to a folder with free space"
+        ) from error
+
+
 class CountingSink:
     """Only counts the events that would be recorded."""
 
+    def __init__(self, merged: MergedEvents) -> None:
+        self._merged = merged
+
     def add(self, candidates: Sequence[Candidate], counts: Counts) -> None:
-        counts.seeded += len(candidates)
+        self._merged.add(candidates, [each.key.digest for each in candidates])
+        counts.same_key += len(candidates)
 
     def add_expired(self, candidate: Candidate) -> None: ...
+
+    def finish(self, counts: Counts) -> None:
+        counts.seeded = self._merged.count()
+        counts.same_key -= counts.seeded
 
 
 class StoreSink:
     """Records events as completed. An event that the store knows stays as it is."""
 
-    def __init__(self, store: Store, config: GateConfig, hints: Hints) -> None:
+    def __init__(self, store: Store, config: GateConfig, hints: Hints, merged: MergedEvents) -> None:
         self._store = store
         self._config = config
         self._engine = Engine(store, config, since_boot, Observers((), config.namespace, wall), hints)
+        self._merged = merged
 
     def add(self, candidates: Sequence[Candidate], counts: Counts) -> None:
-        now = wall()
-        longest: dict[bytes, Candidate] = {}
-        for candidate, key in zip(candidates, self._keys(candidates), strict=True):
-            other = longest.setdefault(key, candidate)
-            if _later(candidate.expires_at, other.expires_at):
-                longest[key] = candidate
-        seeds = [
-            seed(self._config.namespace, key, owner=owner, retention=self._left(each, now), about=each.about)
-            for (key, each), owner in zip(longest.items(), owners(len(longest)), strict=True)
-        ]
-        granted = sum(isinstance(verdict, Granted) for verdict in self._store.claim(seeds))
-        counts.seeded += granted
-        counts.already_there += len(candidates) - granted
+        jobs = [Job(each.event, each.key, b"") if each.event is not None else None for each in candidates]
+        # The emissions of a state change have the key of the first emission, which the timeline of the entity knows.
+        self._engine.state_changes.place([job for job in jobs if job is not None and job.key.change is not None])
+        placed, digests = [], []
+        for each, job in zip(candidates, jobs, strict=True):
+            if job is not None and job.answered and job.outcome.status == "in_flight":
+                counts.add_problem(each.position, f"{job.outcome.error}; repeat the command")
+            else:
+                placed.append(each)
+                digests.append(each.key.digest if job is None else job.key.digest)
+        self._merged.add(placed, digests)
+        counts.same_key += len(placed)
 
     def add_expired(self, candidate: Candidate) -> None: ...
 
-    def _left(self, candidate: Candidate, now: int) -> int:
-        """The time for which the record is remembered: what is left of the row, at least a microsecond."""
-        return self._config.retention if candidate.expires_at is None else max(1, candidate.expires_at - now)
+    def finish(self, counts: Counts) -> None:
+        counts.same_key -= self._merged.count()
+        for page in pages(self._merged, _BATCH):
+            self._write(page, counts)
 
-    def _keys(self, candidates: Sequence[Candidate]) -> list[bytes]:
-        """The keys under which the events are known. The emissions of a state change have the key of the first
-        emission, which the timeline of the entity knows."""
-        jobs = [Job(each.event, each.key, b"") if each.event is not None else None for each in candidates]
-        self._engine.state_changes.place([job for job in jobs if job is not None and job.key.change is not None])
-        return [each.key.digest if job is None else job.key.digest for each, job in zip(candidates, jobs, strict=True)]
+    def _write(self, events: Sequence[MergedEvent], counts: Counts) -> None:
+        now = wall()
+        unexpired = [(each, left) for each in events if (left := self._left(each, now)) > 0]
+        seeds = [
+            seed(self._config.namespace, each.key, owner=owner, retention=left, about=each.about)
+            for (each, left), owner in zip(unexpired, owners(len(unexpired)), strict=True)
+        ]
+        granted = sum(isinstance(verdict, Granted) for verdict in self._store.claim(seeds)) if seeds else 0
+        counts.seeded += granted
+        counts.already_there += len(seeds) - granted
+        counts.expired += len(events) - len(seeds)
 
-
-def _later(one: int | None, other: int | None) -> bool:
-    return other is not None and (one is None or one > other)
+    def _left(self, event: MergedEvent, now: int) -> int:
+        """The time for which the event is remembered: the rest of its longest row. A row that does not expire counts
+        as long as the retention."""
+        left = event.expires_at - now
+        return max(left, self._config.retention) if event.unending else left
 
 
 # ── a sample of recent events ─────────────────────────────────────────────────────────────────────────────
@@ -271,10 +362,11 @@ class _NearestRow(Struct, frozen=True):
     equal: int
 
 
-class SampleSink:
+class SampleSink(CountingSink):
     """Looks up the events of a sample among the events that would be recorded. Nothing is written."""
 
-    def __init__(self, events: Sequence[SampleEvent]) -> None:
+    def __init__(self, events: Sequence[SampleEvent], merged: MergedEvents) -> None:
+        super().__init__(merged)
         self._events = events
         self._by_key: dict[bytes, list[int]] = {}
         self._by_part: dict[tuple[str, str], list[int]] = {}
@@ -291,7 +383,7 @@ class SampleSink:
                     listed.append(index)
 
     def add(self, candidates: Sequence[Candidate], counts: Counts) -> None:
-        counts.seeded += len(candidates)
+        super().add(candidates, counts)
         for candidate in candidates:
             found = self._by_key.get(candidate.key.digest)
             if found is not None:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.backoff import pause_after
 from oncegate.durations import Duration, microseconds
 from oncegate.errors import SettingError
 from oncegate.events import Event
-from oncegate.text import not_a_choice, unknown
+from oncegate.text import masked, not_a_choice, unknown
 
 Mode: TypeAlias = Literal["lease", "mark_first"]
 OnMissingKey: TypeAlias = Literal["refuse", "unguarded"]
@@ -273,6 +274,11 @@ class GateConfig(Struct, frozen=True, kw_only=True):
     on_replay: OnReplay
     on_stale: OnStale
     previous: str | None
+
+    def __repr__(self) -> str:
+        """The usual text of a Struct, without the password in the URL of `previous`."""
+        shown = self if self.previous is None else replace(self, previous=masked(self.previous))
+        return Struct.__repr__(shown)
 
     @property
     def marks_first(self) -> bool:

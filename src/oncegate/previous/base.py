@@ -1,8 +1,9 @@
 """The interface of an old place: a table, or keys of Redis, in which earlier code marks the events that it has
 processed. Oncegate only reads old places."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
@@ -19,17 +20,23 @@ from oncegate.times import microseconds_of, moment
 OPTIONS: Final = ("key", "table", "columns", "expires", "until")  # of the URL of an old place
 KEY_TEXT: Final = "key"  # the column that holds the whole key of Redis
 # Names of columns with the time of expiry, if no other column is named.
-_EXPIRY_COLUMNS: Final = ("expiresAt", "expires_at", "expireAt", "expire_at", "expiration", "ttl", "TTL")
+EXPIRY_COLUMNS: Final = ("expiresAt", "expires_at", "expireAt", "expire_at", "expiration", "ttl", "TTL")
 _Item = TypeVar("_Item")
-_NEVER: Final = "infinity"  # the timestamp that never comes, in Postgres
+# Values that mean "does not expire": "infinity" is a timestamp of Postgres, and DynamoDB never deletes an item whose
+# time to live is 0.
+_NEVER: Final = ("", "infinity", "0", 0)
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+LONGEST_POSITION: Final = 200  # characters that the position of a row shows of a key
 
 
 class Row(Struct, frozen=True):
-    """A row of an old place. `expires_at` is in microseconds since 1970; None if the row does not expire."""
+    """A row of an old place. `expires_at` is in microseconds since 1970; None if the row does not expire.
+    `has_invalid_expiry`: the expiry is not a time, so the row counts as a row that does not expire."""
 
     position: str
     columns: Mapping[str, Any]
     expires_at: int | None = None
+    has_invalid_expiry: bool = False
 
 
 class BadRow(Struct, frozen=True):
@@ -90,6 +97,9 @@ class PlaceUrl(Struct, frozen=True):
     expires: str | None = None
     until: int | None = None
     match: str | None = None
+
+    def __repr__(self) -> str:
+        return f"PlaceUrl({self.shown!r})"
 
     @property
     def scheme(self) -> str:
@@ -203,19 +213,20 @@ def _decimal(text: Any) -> Decimal:
 
 def expiry_column(columns: Collection[str], given: str | None) -> str | None:
     """Return the column with the time of expiry: the given column, otherwise a column with a usual name."""
-    return given or next((name for name in _EXPIRY_COLUMNS if name in columns), None)
+    return given or next((name for name in EXPIRY_COLUMNS if name in columns), None)
 
 
 def expiry(value: Any) -> int | None:
     """Return a time of expiry in microseconds since 1970; None if there is none. Seconds and milliseconds differ in
-    size. Raises ValueError if the value is not a time."""
+    size. A date without a time is the end of this day in UTC. Raises ValueError if the value is not a time."""
     value = _plain(value)
-    if value is None or value in ("", _NEVER):
+    if value is None or (value in _NEVER and not isinstance(value, bool)):
         return None
-    when = moment(value)
+    is_date = isinstance(value, str) and _DATE.fullmatch(value)
+    when = moment(f"{value}T00:00" if is_date else value)
     if when is None:
         raise ValueError(f"the expiry {value!r} is not a time")
-    return microseconds_of(when)
+    return microseconds_of(when + timedelta(days=1) if is_date else when)
 
 
 def mark_of(expires: Any) -> Mark:
@@ -227,13 +238,13 @@ def mark_of(expires: Any) -> Mark:
         return Mark()
 
 
-def row_of(position: str, columns: Mapping[str, Any], expires: str | None) -> Row | BadRow:
-    """Return a row, or a bad row if its time of expiry is not a time. `expires` is the column of the time."""
+def row_of(position: str, columns: Mapping[str, Any], expires: Any) -> Row:
+    """Return a row. `expires` is the value of its expiry. A value that is not a time has the meaning that it has for
+    `mark_of`: the row does not expire."""
     try:
-        expires_at = None if expires is None else expiry(columns.get(expires))
-    except ValueError as error:
-        return BadRow(position, str(error))
-    return Row(position, plain_columns(columns), expires_at)
+        return Row(position, plain_columns(columns), expiry(expires))
+    except ValueError:
+        return Row(position, plain_columns(columns), has_invalid_expiry=True)
 
 
 def pages(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:

@@ -1,5 +1,6 @@
 """An old place in a DynamoDB table: an item for each processed event, as a conditional PutItem writes it."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from msgspec import Struct
 from oncegate import forks
 from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavailable
 from oncegate.previous.base import (
-    BadRow,
+    LONGEST_POSITION,
     KeyPart,
     Mark,
     PlaceUrl,
@@ -32,7 +33,7 @@ _MOST_KEYS: Final = 100  # in one BatchGetItem
 _LONGEST: Final = {"HASH": 2_048, "RANGE": 1_024}  # bytes of a key attribute
 _MOST_DIGITS: Final = 38
 _LARGEST_EXPONENT: Final = 125
-_LONGEST_POSITION: Final = 200
+_PLAIN_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 _ItemKey = tuple[str | Decimal, ...]
 
@@ -47,7 +48,7 @@ class _Layout(Struct, frozen=True):
     """The key attributes of the table, and its time-to-live attribute; None if time to live is off."""
 
     attributes: tuple[_KeyAttribute, ...]
-    sweeps_by: str | None
+    ttl_attribute: str | None
 
 
 class DynamoPlace:
@@ -88,7 +89,7 @@ class DynamoPlace:
         marks: dict[_ItemKey, Mark] = {}
         for page in pages(unique, _MOST_KEYS):
             for item in self._items(page):
-                marks[self._key_of(item)] = mark_of(self._expiry_in(item))
+                marks[self._key_of(item)] = mark_of(self._expiry_in(item_columns(item)))
         return [None if key is None else marks.get(key) for key in encoded]
 
     def _encoded(self, key: Sequence[Any]) -> _ItemKey | None:
@@ -122,13 +123,13 @@ class DynamoPlace:
 
     # ── all rows ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row]:
         start: dict[str, Any] = {}
         while True:
             page = self._client.call_table("scan", ConsistentRead=True, **start)
             for item in page.get("Items", []):
                 columns = item_columns(item)
-                yield row_of(self._position(columns), columns, self._expiry_attribute(columns))
+                yield row_of(self._position(columns), columns, self._expiry_in(columns))
             if not page.get("LastEvaluatedKey"):
                 return
             start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
@@ -136,14 +137,10 @@ class DynamoPlace:
     def _position(self, columns: Mapping[str, Any]) -> str:
         found = plain_columns(columns)
         names = [attribute.name for attribute in self._layout().attributes]
-        return ", ".join(f"{name}={found.get(name)!r}" for name in names)[:_LONGEST_POSITION]
+        return ", ".join(f"{name}={found.get(name)!r}" for name in names)[:LONGEST_POSITION]
 
-    def _expiry_attribute(self, columns: Mapping[str, Any]) -> str | None:
-        return self._expires or self._layout().sweeps_by or expiry_column(columns, None)
-
-    def _expiry_in(self, item: Mapping[str, Any]) -> Any:
-        columns = item_columns(item)
-        name = self._expiry_attribute(columns)
+    def _expiry_in(self, columns: Mapping[str, Any]) -> Any:
+        name = self._expires or self._layout().ttl_attribute or expiry_column(columns, None)
         return None if name is None else columns.get(name)
 
     def _layout(self) -> _Layout:
@@ -163,9 +160,9 @@ class DynamoPlace:
             raise StoreRefused(
                 f"the key attribute {binary[0]} of {self.name} is binary; only text and numbers are read"
             )
-        return _Layout(tuple(attributes), None if self._expires else self._sweeps_by())
+        return _Layout(tuple(attributes), None if self._expires else self._ttl_attribute())
 
-    def _sweeps_by(self) -> str | None:
+    def _ttl_attribute(self) -> str | None:
         """Return the time-to-live attribute. A caller without the permission to read it needs no such attribute: the
         expiry is then read from an attribute with a usual name."""
         try:
@@ -184,10 +181,9 @@ def _encoded(attribute: _KeyAttribute, value: Any) -> str | Decimal | None:
     if attribute.type == "S":
         text = str(value)
         return text if 0 < len(text.encode()) <= attribute.longest else None
-    try:
-        number = Decimal(str(value))
-    except ArithmeticError:
-        return None
+    if isinstance(value, str) and not _PLAIN_NUMBER.fullmatch(value):
+        return None  # Decimal reads more than DynamoDB does: blanks, underscores, digits of other scripts
+    number = Decimal(str(value))
     if not number.is_finite() or len(number.as_tuple().digits) > _MOST_DIGITS:
         return None
     return number if abs(number.adjusted()) <= _LARGEST_EXPONENT else None

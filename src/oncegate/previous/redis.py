@@ -11,7 +11,7 @@ from redis.retry import Retry
 from oncegate import forks
 from oncegate.clocks import wall
 from oncegate.errors import SettingError
-from oncegate.previous.base import KEY_TEXT, BadRow, KeyPart, Mark, PlaceUrl, Row, pages
+from oncegate.previous.base import KEY_TEXT, LONGEST_POSITION, BadRow, KeyPart, Mark, PlaceUrl, Row, pages
 from oncegate.previous.templates import Template
 from oncegate.stores.redis import settings_of
 from oncegate.stores.redis.errors import FAILURES, store_error
@@ -20,7 +20,6 @@ from oncegate.stores.redis.settings import RedisSettings
 _ABSENT: Final = -2  # the reply of PTTL for a key that does not exist
 _WITHOUT_TTL: Final = -1
 _PAGE: Final = 500
-_LONGEST_POSITION: Final = 200
 
 
 class RedisPlace:
@@ -66,8 +65,8 @@ class RedisPlace:
         try:
             text = key.decode()
         except UnicodeDecodeError:
-            return BadRow(f"key {key[:_LONGEST_POSITION]!r}", "the key is not UTF-8 text")
-        return Row(f"key {text[:_LONGEST_POSITION]!r}", {KEY_TEXT: text}, mark.expires_at)
+            return BadRow(f"key {key[:LONGEST_POSITION]!r}", "the key is not UTF-8 text")
+        return Row(f"key {text[:LONGEST_POSITION]!r}", {KEY_TEXT: text}, mark.expires_at)
 
     def _times_left(self, keys: Sequence[str | bytes]) -> list[int | None]:
         """Return the time to live of each key in milliseconds; None if there is no such key."""

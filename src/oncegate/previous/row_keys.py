@@ -72,6 +72,8 @@ class RowKeys:
         """Return the key of a row, and the summary of its event. Raises ValueError if the row has no key."""
         if not self._source:
             raise ValueError("the source of its event is not known; add --source")
+        if self.never is not None:
+            raise ValueError(f"the row lacks {self.never}, which the key needs")
         columns, problem = self._expanded(row)
         if problem is not None:
             raise ValueError(problem)

@@ -1,7 +1,7 @@
 """The SQL statements for an old place in a table. Names of tables and columns are always quoted as identifiers."""
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -9,6 +9,7 @@ from oncegate.errors import SettingError, StoreRefused
 from oncegate.previous.base import KeyPart, PlaceUrl, column_parts, expiry_column
 from oncegate.text import unknown
 
+Convert: TypeAlias = Callable[[str], str]
 MOST_KEYS: Final = 100  # in one statement; SQLite allows 500 SELECTs in one statement
 
 
@@ -34,22 +35,30 @@ class SqlTable(Struct, frozen=True):
             if name not in columns:
                 raise StoreRefused(f"{place}: {unknown(name, columns, f'column of {self.name}')}")
 
-    def select_all(self) -> str:
-        return f"SELECT * FROM {self.identifier}"  # noqa: S608  # the name is quoted
+    def select_all(self, expires: str | None, convert: Convert = str) -> str:
+        """A statement for all rows: all columns, and the expiry as the last value. `expires` is the column of the
+        expiry; None if there is no such column. `convert` makes the expression of the expiry from the column."""
+        expiry = convert(f"t.{quoted_name(expires)}") if expires else "NULL"
+        return f"SELECT t.*, {expiry} FROM {self.identifier} AS t"  # noqa: S608  # the names are quoted
 
     def select_none(self) -> str:
         """A statement without rows, for the names of the columns."""
         return f"SELECT * FROM {self.identifier} LIMIT 0"  # noqa: S608
 
-    def select_keys(self, count: int, columns: Collection[str], placeholder: str) -> str:
-        """A statement that looks up `count` keys. Each row has the index of its key and the expiry.
+    def select_keys(self, count: int, expires: str | None, placeholder: str, convert: Convert = str) -> str:
+        """A statement that looks up `count` keys. Each row has the index of its key and the expiry. `expires` and
+        `convert` are those of `select_all`.
 
         One SELECT for each key, instead of one IN, has two reasons: the database converts each value to the type of its
-        column, and each row tells which key it answers. If several rows have one key, the latest expiry counts."""
-        expires = self.expiry_column(columns)
-        expiry = quoted_name(expires) if expires else "NULL"
-        where = " AND ".join(f"{quoted_name(part.column)} = {placeholder}" for part in self.parts)
-        one = f"SELECT {expiry} AS e FROM {self.identifier} WHERE {where} ORDER BY 1 DESC NULLS FIRST LIMIT 1"  # noqa: S608
+        column, and each row tells which key it answers. If several rows have one key, the latest expiry counts, and a
+        row that does not expire counts before all others."""
+        where = " AND ".join(f"t.{quoted_name(part.column)} = {placeholder}" for part in self.parts)
+        expiry, order = "NULL", ""
+        if expires:
+            column = f"t.{quoted_name(expires)}"
+            expires_at_all = f"CASE WHEN CAST({column} AS TEXT) IN ('', '0') THEN 0 ELSE 1 END"
+            expiry, order = convert(column), f" ORDER BY {column} IS NOT NULL, {expires_at_all}, {column} DESC"
+        one = f"SELECT {expiry} AS e FROM {self.identifier} AS t WHERE {where}{order} LIMIT 1"  # noqa: S608
         return " UNION ALL ".join(f"SELECT {index}, e FROM ({one}) AS k{index}" for index in range(count))  # noqa: S608
 
 

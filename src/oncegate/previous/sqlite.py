@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncegate.errors import StoreError, StoreRefused
-from oncegate.previous.base import BadRow, KeyPart, Mark, PlaceUrl, Row, mark_of, pages, row_of
+from oncegate.previous.base import KeyPart, Mark, PlaceUrl, Row, mark_of, pages, row_of
 from oncegate.previous.sql import MOST_KEYS, needed_parts, table_of
 from oncegate.stores.sqlite import read_url
 from oncegate.stores.sqlite.connection import FAILURES, as_store_error
@@ -37,11 +37,11 @@ class SqlitePlace:
         possible = [(index, key) for index, key in enumerate(keys) if all(map(_fits, key))]
         try:
             with closing(self._connect()) as db:
-                columns = self._columns(db)
+                expires = self._table.expiry_column(self._columns(db))
                 for page in pages(possible, MOST_KEYS):
-                    statement = self._table.select_keys(len(page), columns, "?")
-                    for index, expires in db.execute(statement, [value for _, key in page for value in key]):
-                        marks[page[index][0]] = mark_of(expires)
+                    statement = self._table.select_keys(len(page), expires, "?")
+                    for index, value in db.execute(statement, [value for _, key in page for value in key]):
+                        marks[page[index][0]] = mark_of(value)
         except FAILURES as error:
             raise self._error(error) from error
         return marks
@@ -54,13 +54,13 @@ class SqlitePlace:
             raise self._error(error) from error
         return [name for name, place in sorted(found, key=lambda each: int(each[1])) if place]
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row]:
         try:
             with closing(self._connect()) as db:
                 names = self._columns(db)
                 expires = self._table.expiry_column(names)
-                for number, values in enumerate(db.execute(self._table.select_all()), 1):
-                    yield row_of(f"row {number}", dict(zip(names, values, strict=True)), expires)
+                for number, (*values, value) in enumerate(db.execute(self._table.select_all(expires)), 1):
+                    yield row_of(f"row {number}", dict(zip(names, values, strict=True)), value)
         except FAILURES as error:
             raise self._error(error) from error
 

@@ -92,12 +92,18 @@ def _pieces(text: str) -> "list[str | _Field]":
 
 def _pattern(pieces: "list[str | _Field]") -> str:
     """A value may contain the separator, as a time contains colons. Only the last field may do so: the fields before it
-    end at the first separator."""
+    end at the first separator. They are atomic groups: if the rest of a key does not fit, no later separator is tried.
+    A later separator cannot fit either, and trying all of them would take a time that is polynomial in the length."""
     last = max(index for index, piece in enumerate(pieces) if isinstance(piece, _Field))
-    return "".join(
-        re.escape(piece) if isinstance(piece, str) else "(.+)" if index == last else "(.+?)"
-        for index, piece in enumerate(pieces)
-    )
+    pattern, is_open = "", False
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            pattern += re.escape(piece) + (")" if is_open else "")
+            is_open = False
+        else:
+            is_open = index != last
+            pattern += "(?>(.+?)" if is_open else "(.+)"
+    return pattern
 
 
 def typed(value: Any, type_: ValueType = "") -> str | int | float | None:

@@ -115,9 +115,10 @@ def previous(facts: Facts) -> Iterator[Finding]:
         return
     yield note(
         "previous",
-        f"the old place is no longer asked: its time until passed {spoken(wall() - until)} ago",
-        "All marks of the old place have expired. Remove the setting previous.",
-        "export ONCEGATE_PREVIOUS=off",
+        f"the look-ups in the old place ended {spoken(wall() - until)} ago, at the time until of its URL",
+        "A mark that the old program wrote after until was chosen is no longer found: its event would run again.",
+        "oncegate config show",
+        "Check that the old program had stopped before until was chosen. Then remove the setting previous.",
     )
 
 
