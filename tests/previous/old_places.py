@@ -47,7 +47,7 @@ class OldCode(ABC):
 
     @abstractmethod
     def mark(self, numbers: Sequence[int], ttl: int | None = DAY) -> None:
-        """Mark events as processed, as the tutorials do. `ttl` is in seconds."""
+        """OldMark events as processed, as the tutorials do. `ttl` is in seconds."""
 
 
 class OldRedis(OldCode):

@@ -10,7 +10,7 @@ import pytest
 from oncegate.errors import SettingError
 from oncegate.gate.options import validate
 from oncegate.previous.base import (
-    Mark,
+    OldMark,
     PlaceUrl,
     Row,
     column_parts,
@@ -146,7 +146,7 @@ def test_no_expiry(value: Any) -> None:
     """A row without a value, or with the value 0, does not expire."""
     assert expiry(value) is None
     assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1})
-    assert mark_of(value) == Mark()
+    assert mark_of(value) == OldMark()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_expiry_that_is_no_time(value: Any) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         expiry(value)
     assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1}, has_invalid_expiry=True)
-    assert mark_of(value) == Mark()
+    assert mark_of(value) == OldMark()
 
 
 def test_columns() -> None:

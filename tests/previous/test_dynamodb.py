@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import Mark, Row, read_place_url
+from oncegate.previous.base import OldMark, Row, read_place_url
 from oncegate.previous.dynamodb import DynamoPlace
 from tests.previous.old_places import OldDynamo, OldDynamoText
 from tests.stores.dynamo_server import DynamoServer
@@ -52,8 +52,8 @@ def test_find(old: OldDynamo, place: DynamoPlace) -> None:
     strange = [("x" * 3_000, 1), ("a", "word"), ("a", "9" * 60), ("a", 1e300), ("a", float("nan"))]
     many = [(f"x{number}", number) for number in range(250)]
     found = place.find([("b", 2.5), *strange, *many, ("a", "1"), ("a", 1.0), ("c", 3)])
-    assert found[0] == Mark()
-    assert found[-3:] == [Mark(NOON * 1_000_000), Mark(NOON * 1_000_000), Mark()]
+    assert found[0] == OldMark()
+    assert found[-3:] == [OldMark(NOON * 1_000_000), OldMark(NOON * 1_000_000), OldMark()]
     assert set(found[1:-3]) == {None}
 
 
@@ -62,7 +62,7 @@ def test_a_text_that_is_no_number(text: str, old: OldDynamo, place: DynamoPlace)
     """Only a plain decimal number finds a number: another text never finds the mark of another event."""
     put(old, "a", "1000")
     put(old, "a", "1")
-    assert place.find([("a", text), ("a", "1000"), ("a", "1000.0")]) == [None, Mark(), Mark()]
+    assert place.find([("a", text), ("a", "1000"), ("a", "1000.0")]) == [None, OldMark(), OldMark()]
 
 
 def test_rows(old: OldDynamo, place: DynamoPlace) -> None:
@@ -98,9 +98,9 @@ def test_the_attribute_of_the_expiry(dynamo_server: DynamoServer) -> None:
     item = {"pk": {"S": "a#1"}, "ttl": {"N": str(NOON)}, "until2": {"N": str(NOON + 5)}}
     old.client.put_item(TableName=old.table, Item=item)
     with closing(opened(old.previous)) as place:
-        assert place.find([("a#1",)]) == [Mark(NOON * 1_000_000)]
+        assert place.find([("a#1",)]) == [OldMark(NOON * 1_000_000)]
     with closing(opened(f"{old.previous}&expires=until2")) as place:
-        assert place.find([("a#1",)]) == [Mark((NOON + 5) * 1_000_000)]
+        assert place.find([("a#1",)]) == [OldMark((NOON + 5) * 1_000_000)]
 
 
 def test_what_cannot_be_read(dynamo_server: DynamoServer, old: OldDynamo) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from oncegate import Gate, read
 from oncegate.errors import SettingError, StoreUnavailable
-from oncegate.previous.base import BadRow, KeyPart, Mark, Row
+from oncegate.previous.base import BadRow, KeyPart, OldMark, Row
 from oncegate.previous.lookup import PreviousPlace, open_previous
 from oncegate.previous.templates import Template
 from oncegate.stores.circuit_breaker import CircuitBreaker
@@ -26,7 +26,7 @@ class Noted:
     name = "the old place"
     remote = True
 
-    def __init__(self, **marks: Mark) -> None:
+    def __init__(self, **marks: OldMark) -> None:
         self.marks = marks
         self.asked: list[list[Any]] = []
         self.fails = False
@@ -34,7 +34,7 @@ class Noted:
     def parts(self) -> Sequence[KeyPart]:
         return (KeyPart("id", Template("{id}")),)
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
         self.asked.append([key for (key,) in keys])
         if self.fails:
             raise StoreUnavailable("it is away")
@@ -55,7 +55,7 @@ def events(*ids: str) -> list[Any]:
 
 def test_the_time_that_is_left() -> None:
     """The answer is the time that is left of a mark; 0 for a mark without an end, None for an expired or absent one."""
-    place = Noted(a=Mark(10 * HOUR), b=Mark(), c=Mark(HOUR), d=Mark(HOUR + 1))
+    place = Noted(a=OldMark(10 * HOUR), b=OldMark(), c=OldMark(HOUR), d=OldMark(HOUR + 1))
     previous = PreviousPlace(place, lambda: HOUR)
     assert previous.find(events("a", "b", "c", "d", "e")) == [9 * HOUR, 0, None, 1, None]
     assert place.asked == [["a", "b", "c", "d", "e"]]
@@ -63,7 +63,7 @@ def test_the_time_that_is_left() -> None:
 
 def test_events_without_the_old_key() -> None:
     """An event without a part of the old key is not asked for. If there are no others, the place is not called."""
-    place = Noted(a=Mark())
+    place = Noted(a=OldMark())
     previous = PreviousPlace(place, lambda: HOUR)
     assert previous.find([*events("a"), *read({"x": 1})]) == [0, None]
     assert previous.find(read({"x": 1})) == [None]
@@ -73,7 +73,7 @@ def test_events_without_the_old_key() -> None:
 def test_until() -> None:
     """From `until` on, the place is not called any more."""
     now = HOUR - 1
-    place = Noted(a=Mark())
+    place = Noted(a=OldMark())
     previous = PreviousPlace(place, lambda: now, until=HOUR)
     assert previous.find(events("a")) == [0]
     now = HOUR
@@ -83,7 +83,7 @@ def test_until() -> None:
 
 def test_the_breaker() -> None:
     """After five failures in a row, a place over a network is not called for a while."""
-    place = Noted(a=Mark())
+    place = Noted(a=OldMark())
     place.fails = True
     previous = PreviousPlace(place, lambda: HOUR, breaker=CircuitBreaker(50_000, lambda: 0))
     for _ in range(8):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import Mark, PlaceUrl, Row
+from oncegate.previous.base import OldMark, PlaceUrl, Row
 from oncegate.previous.postgres import PostgresPlace
 from tests.previous.test_sql import HOSTILE
 from tests.stores.postgres_server import PostgresServer
@@ -45,8 +45,8 @@ def test_find(server: PostgresServer, place: PostgresPlace) -> None:
     insert(server, ("a", 1, "2026-12-01 12:00+00"), ("b", 2, None), ("c", 3, "infinity"))
     strange: list[tuple[Any, Any]] = [("a", "word"), ("\0", 1), ("a", 10**30), ("a", 1.5)]
     found = place.find([("b", 2), *strange, ("a", 1), *[("x", number) for number in range(250)], ("c", "3")])
-    assert [mark for mark in found if mark is not None] == [Mark(), Mark(NOON), Mark()]
-    assert (found[0], found[5], found[-1]) == (Mark(), Mark(NOON), Mark())
+    assert [mark for mark in found if mark is not None] == [OldMark(), OldMark(NOON), OldMark()]
+    assert (found[0], found[5], found[-1]) == (OldMark(), OldMark(NOON), OldMark())
 
 
 def test_columns_of_other_types(server: PostgresServer) -> None:
@@ -56,7 +56,7 @@ def test_columns_of_other_types(server: PostgresServer) -> None:
         db.execute("INSERT INTO old (c, t, u, w) VALUES ('a', 1, %s, '2026-12-01 12:00+00')", (name,))
     with closing(opened(server, "u", "w")) as place:
         when = ["2026-12-01T12:00:00.000Z", "2026-12-01T13:00:00+01:00", "2026-12-01T12:00:01Z", "soon"]
-        assert place.find([(name, each) for each in when]) == [Mark(), Mark(), None, None]
+        assert place.find([(name, each) for each in when]) == [OldMark(), OldMark(), None, None]
 
 
 def test_rows(server: PostgresServer, place: PostgresPlace) -> None:
@@ -72,19 +72,19 @@ def test_rows(server: PostgresServer, place: PostgresPlace) -> None:
 @pytest.mark.parametrize(
     ("type_", "value", "expires"),
     [
-        ("timestamp", "2026-12-01 17:30", Mark(NOON)),
-        ("timestamptz", "2026-12-01 12:00+00", Mark(NOON)),
-        ("date", "2026-12-01", Mark(NOON + int(6.5 * 3_600_000_000))),
-        ("timestamp", "infinity", Mark()),
-        ("timestamp", "294276-12-31 23:59", Mark()),
-        ("timestamp", "1969-12-31", Mark()),
-        ("date", "5874897-12-31", Mark()),
-        ("bigint", "0", Mark()),
-        ("bigint", "1796126400", Mark(NOON)),
-        ("text", "2026-12-01T12:00:00Z", Mark(NOON)),
+        ("timestamp", "2026-12-01 17:30", OldMark(NOON)),
+        ("timestamptz", "2026-12-01 12:00+00", OldMark(NOON)),
+        ("date", "2026-12-01", OldMark(NOON + int(6.5 * 3_600_000_000))),
+        ("timestamp", "infinity", OldMark()),
+        ("timestamp", "294276-12-31 23:59", OldMark()),
+        ("timestamp", "1969-12-31", OldMark()),
+        ("date", "5874897-12-31", OldMark()),
+        ("bigint", "0", OldMark()),
+        ("bigint", "1796126400", OldMark(NOON)),
+        ("text", "2026-12-01T12:00:00Z", OldMark(NOON)),
     ],
 )
-def test_a_server_with_another_zone(type_: str, value: str, expires: Mark, server: PostgresServer) -> None:
+def test_a_server_with_another_zone(type_: str, value: str, expires: OldMark, server: PostgresServer) -> None:
     """A timestamp without a time zone has the zone of the session, and a date ends with the day of this zone. The style
     of dates on the server does not matter."""
     with server.connect() as db:
@@ -116,7 +116,7 @@ def test_a_hostile_name(name: str, server: PostgresServer) -> None:
         try:
             db.execute(f"INSERT INTO {quoted} VALUES ('5')".encode())  # noqa: S608  # quoted
             with closing(opened(server, name, table=name, expires=None)) as place:
-                assert place.find([(5,), (6,)]) == [Mark(), None]
+                assert place.find([(5,), (6,)]) == [OldMark(), None]
                 assert list(place.rows()) == [Row("row 1", {name: "5"})]
         finally:
             db.execute(f"DROP TABLE {quoted}".encode())
@@ -152,7 +152,7 @@ def test_it_only_reads(server: PostgresServer) -> None:
     try:
         reader = PostgresPlace(PlaceUrl(server.url(user="reader"), table="old", columns=("c", "t")))
         with closing(reader):
-            assert reader.find([("a", 1)]) == [Mark()]
+            assert reader.find([("a", 1)]) == [OldMark()]
             assert len(list(reader.rows())) == 1
     finally:
         with server.connect() as db:

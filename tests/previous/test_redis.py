@@ -9,7 +9,7 @@ import redis
 
 from oncegate.clocks import wall
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import BadRow, Mark, PlaceUrl, Row
+from oncegate.previous.base import BadRow, OldMark, PlaceUrl, Row
 from oncegate.previous.redis import RedisPlace
 from tests.stores.redis_server import RedisCluster, RedisServer
 from tests.stores.servers import free_port
@@ -32,7 +32,7 @@ def check(url: str, client: Any) -> None:
     with closing(opened(url, "event:*")) as place:
         one, two, three = place.find([("event:1",), ("event:2",), ("event:3",)])
         assert 0 < ((one and one.expires_at) or 0) - wall() <= 60_000_000
-        assert (two, three) == (Mark(), None)
+        assert (two, three) == (OldMark(), None)
         rows = {row.columns["key"]: row.expires_at for row in place.rows() if isinstance(row, Row)}
     assert rows.keys() == {"event:1", "event:2"}
     assert rows["event:2"] is None

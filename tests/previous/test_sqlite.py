@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import Mark, PlaceUrl, Row
+from oncegate.previous.base import OldMark, PlaceUrl, Row
 from oncegate.previous.sqlite import SqlitePlace
 
 NOON = 1_796_126_400
@@ -36,16 +36,16 @@ def test_find(file: Path) -> None:
     insert(file, ("a", 1, NOON), ("b", 2, None), ("c", 3, "soon"))
     many = [("x", number) for number in range(300)]
     found = place(file).find([("b", 2), *many, ("a", 1), ("a", 2), ("b", 2), ("c", 3)])
-    assert [mark for mark in found if mark is not None] == [Mark(), Mark(NOON * 1_000_000), Mark(), Mark()]
-    assert found.index(Mark(NOON * 1_000_000)) == 301
+    assert [mark for mark in found if mark is not None] == [OldMark(), OldMark(NOON * 1_000_000), OldMark(), OldMark()]
+    assert found.index(OldMark(NOON * 1_000_000)) == 301
 
 
 def test_values_are_converted_to_the_type_of_the_column(file: Path) -> None:
     """A number in the event finds the text of the column, and a text finds the number."""
     insert(file, ("5", 6, None))
     assert place(file).find([(5, "6"), ("5", 6), (5, "x"), (10**30, 6), (5, 10**30)]) == [
-        Mark(),
-        Mark(),
+        OldMark(),
+        OldMark(),
         None,
         None,
         None,
@@ -56,7 +56,7 @@ def test_the_latest_expiry_counts(file: Path) -> None:
     """If several rows have one key, the mark lasts as long as the last of them."""
     insert(file, ("a", 1, NOON), ("a", 2, NOON + 5), ("b", 1, NOON), ("b", 2, None), ("c", 1, NOON), ("c", 2, 0))
     found = place(file, ("c",)).find([("a",), ("b",), ("c",)])
-    assert found == [Mark((NOON + 5) * 1_000_000), Mark(), Mark()]
+    assert found == [OldMark((NOON + 5) * 1_000_000), OldMark(), OldMark()]
 
 
 def test_rows(file: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_file_in_use(file: Path) -> None:
             db.execute("INSERT INTO dedup VALUES ('w', 9, NULL) ON CONFLICT DO NOTHING")
             db.commit()
             db.execute("INSERT INTO dedup VALUES ('open', 9, NULL)")
-            assert place(file).find([("w", 9), ("open", 9)]) == [Mark(), None]
+            assert place(file).find([("w", 9), ("open", 9)]) == [OldMark(), None]
 
 
 def test_a_locked_file(file: Path) -> None:

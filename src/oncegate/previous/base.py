@@ -46,7 +46,7 @@ class BadRow(Struct, frozen=True):
     problem: str
 
 
-class Mark(Struct, frozen=True):
+class OldMark(Struct, frozen=True):
     """An old place has marked an event as processed. `expires_at` is in microseconds since 1970; None if the mark does
     not expire."""
 
@@ -70,7 +70,7 @@ class OldPlace(Protocol):
     def parts(self) -> Sequence[KeyPart]:
         """Return the parts of the key. Raises StoreError if the key is not the key of the place."""
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
         """Look up keys with as few requests as possible. A key has one value for each part. The answer is None if the
         place has no such key."""
 
@@ -229,13 +229,13 @@ def expiry(value: Any) -> int | None:
     return microseconds_of(when + timedelta(days=1) if is_date else when)
 
 
-def mark_of(expires: Any) -> Mark:
+def mark_of(expires: Any) -> OldMark:
     """Return the mark of a row that was found. If its expiry is not a time, the row counts as a mark that does not
     expire: an event that may have been processed must not run again."""
     try:
-        return Mark(expiry(expires))
+        return OldMark(expiry(expires))
     except ValueError:
-        return Mark()
+        return OldMark()
 
 
 def row_of(position: str, columns: Mapping[str, Any], expires: Any) -> Row:

@@ -14,7 +14,7 @@ from oncegate.errors import SettingError, StoreError, StoreRefused, StoreUnavail
 from oncegate.previous.base import (
     LONGEST_POSITION,
     KeyPart,
-    Mark,
+    OldMark,
     PlaceUrl,
     Row,
     column_parts,
@@ -83,10 +83,10 @@ class DynamoPlace:
 
     # ── look-ups ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
         encoded = [self._encoded(key) for key in keys]
         unique = [key for key in dict.fromkeys(encoded) if key is not None]
-        marks: dict[_ItemKey, Mark] = {}
+        marks: dict[_ItemKey, OldMark] = {}
         for page in pages(unique, _MOST_KEYS):
             for item in self._items(page):
                 marks[self._key_of(item)] = mark_of(self._expiry_in(item_columns(item)))

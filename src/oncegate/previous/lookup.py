@@ -10,7 +10,7 @@ from oncegate.clocks import Clock
 from oncegate.errors import MissingKey, PreviousUnavailable, StoreError, StoreRefused
 from oncegate.events import Event
 from oncegate.previous import open_place
-from oncegate.previous.base import KeyPart, Mark, OldPlace, read_place_url
+from oncegate.previous.base import KeyPart, OldMark, OldPlace, read_place_url
 from oncegate.stores.circuit_breaker import CircuitBreaker
 
 _WHERE: Final = "the place that `previous` names"
@@ -53,12 +53,12 @@ class PreviousPlace:
         column."""
         self._place.find([["0"] * len(self._place.parts())])
 
-    def _find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+    def _find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
         """Call the place. The breaker counts only calls: an answer without a call would look very fast."""
         with nullcontext() if self._breaker is None else self._breaker.watch(len(keys), reads=True):
             return self._place.find(keys)
 
-    def _time_left(self, mark: Mark) -> int | None:
+    def _time_left(self, mark: OldMark) -> int | None:
         if mark.expires_at is None:
             return 0
         left = mark.expires_at - self._wall()

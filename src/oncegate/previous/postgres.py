@@ -8,7 +8,7 @@ import psycopg
 from psycopg.types.string import TextLoader
 
 from oncegate.errors import StoreRefused
-from oncegate.previous.base import KeyPart, Mark, PlaceUrl, Row, mark_of, pages, row_of
+from oncegate.previous.base import KeyPart, OldMark, PlaceUrl, Row, mark_of, pages, row_of
 from oncegate.previous.sql import MOST_KEYS, Convert, needed_parts, table_of
 from oncegate.stores.postgres import read_url
 from oncegate.stores.postgres.connections import Connection, Connections
@@ -40,8 +40,8 @@ class PostgresPlace:
     def parts(self) -> Sequence[KeyPart]:
         return needed_parts(self._table)
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
-        marks: list[Mark | None] = [None] * len(keys)
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
+        marks: list[OldMark | None] = [None] * len(keys)
         with self._borrow() as db:
             expires, convert = self._expiry(self._columns(db))
             for page in pages(enumerate(keys), MOST_KEYS):
@@ -51,7 +51,7 @@ class PostgresPlace:
 
     def _marks(
         self, db: Connection, page: Sequence[_Key], expires: str | None, convert: Convert
-    ) -> Iterator[tuple[int, Mark]]:
+    ) -> Iterator[tuple[int, OldMark]]:
         """Yield the index and the mark of each key of the page that the table has. A value that its column cannot hold,
         such as a word in a column of numbers, fails the whole statement. The keys are then looked up one by one, and
         the table does not have the key with this value."""

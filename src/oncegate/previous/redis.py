@@ -11,7 +11,7 @@ from redis.retry import Retry
 from oncegate import forks
 from oncegate.clocks import wall
 from oncegate.errors import SettingError
-from oncegate.previous.base import KEY_TEXT, LONGEST_POSITION, BadRow, KeyPart, Mark, PlaceUrl, Row, pages
+from oncegate.previous.base import KEY_TEXT, LONGEST_POSITION, BadRow, KeyPart, OldMark, PlaceUrl, Row, pages
 from oncegate.previous.templates import Template
 from oncegate.stores.redis import settings_of
 from oncegate.stores.redis.errors import FAILURES, store_error
@@ -46,7 +46,7 @@ class RedisPlace:
             raise SettingError("the URL of an old place in Redis needs key=, such as key=event:dedup:{id}")
         return (KeyPart(KEY_TEXT, self._template),)
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
         return [None if left is None else self._mark(left) for left in self._times_left([str(key) for (key,) in keys])]
 
     def key_columns(self) -> Sequence[str]:
@@ -61,7 +61,7 @@ class RedisPlace:
         except FAILURES as error:
             raise store_error(error, self._address) from error
 
-    def _row(self, key: bytes, mark: Mark) -> Row | BadRow:
+    def _row(self, key: bytes, mark: OldMark) -> Row | BadRow:
         try:
             text = key.decode()
         except UnicodeDecodeError:
@@ -78,8 +78,8 @@ class RedisPlace:
         except FAILURES as error:
             raise store_error(error, self._address) from error
 
-    def _mark(self, left: int) -> Mark:
-        return Mark(None if left == _WITHOUT_TTL else wall() + left * 1_000)
+    def _mark(self, left: int) -> OldMark:
+        return OldMark(None if left == _WITHOUT_TTL else wall() + left * 1_000)
 
     def _connected(self) -> Any:
         with self._lock:

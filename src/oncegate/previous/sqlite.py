@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncegate.errors import StoreError, StoreRefused
-from oncegate.previous.base import KeyPart, Mark, PlaceUrl, Row, mark_of, pages, row_of
+from oncegate.previous.base import KeyPart, OldMark, PlaceUrl, Row, mark_of, pages, row_of
 from oncegate.previous.sql import MOST_KEYS, needed_parts, table_of
 from oncegate.stores.sqlite import read_url
 from oncegate.stores.sqlite.connection import FAILURES, as_store_error
@@ -32,8 +32,8 @@ class SqlitePlace:
     def parts(self) -> Sequence[KeyPart]:
         return needed_parts(self._table)
 
-    def find(self, keys: Sequence[Sequence[Any]]) -> list[Mark | None]:
-        marks: list[Mark | None] = [None] * len(keys)
+    def find(self, keys: Sequence[Sequence[Any]]) -> list[OldMark | None]:
+        marks: list[OldMark | None] = [None] * len(keys)
         possible = [(index, key) for index, key in enumerate(keys) if all(map(_fits, key))]
         try:
             with closing(self._connect()) as db:
