@@ -179,9 +179,9 @@ class TestAnswers:
         "repeated",
         [
             'to"k/e\\n+&=<1> x',
-            r'to\"k/e\\n+&=<1> x',
-            r'to\"k\/e\\n+&=<1> x',
-            r'to\"k/e\\n+\u0026=\u003c1\u003e x',
+            r"to\"k/e\\n+&=<1> x",
+            r"to\"k\/e\\n+&=<1> x",
+            r"to\"k/e\\n+\u0026=\u003c1\u003e x",
             "to%22k/e%5Cn%2B%26%3D%3C1%3E%20x",
             "to%22k%2Fe%5Cn%2B%26%3D%3C1%3E%20x",
             "to%22k%2fe%5cn%2b%26%3d%3c1%3e%20x",
