@@ -14,10 +14,10 @@ import click
 import msgspec
 import pytest
 
-from oncegate import Event, Gate, Outcome, __version__, read
+from oncegate import Event, Gate, Outcome, read
 from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
-from oncegate.cli.serve import _WELCOME
+from oncegate.cli.serve import welcome
 from oncegate.gate.outcome import Status
 from oncegate.ingress.http_answers import answer_of
 from oncegate.settings import load
@@ -151,7 +151,8 @@ def test_commands_exist(typed: str) -> None:
 def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
     url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
-    printed = _WELCOME.format(version=__version__, url=url, store=store, done="stored and run", note="")
+    settings = load(environ={}, flags={"store": store, "serve.handler": "log"})
+    printed = "\n".join(welcome(settings, url))
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
     assert textwrap.indent(printed, "    ") in TUTORIAL

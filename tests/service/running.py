@@ -67,10 +67,12 @@ class Service:
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=stdout, stderr=stderr, env={**os.environ, **environ}
         )
-        while unread is not None and "Ctrl-C" not in self.stderr():  # read the pipe up to the welcome text only
+        while unread is not None and "\n" not in self.stderr():  # read the pipe up to the start message only
             (folder / "errors").write_bytes(self.stderr().encode() + os.read(unread[0], 4096))
-        until(lambda: "Ctrl-C" in self.stderr()[before:] or self.process.poll() is not None)
-        self.welcome = self.stderr()[before:]
+        until(lambda: "\n" in self.stderr()[before:] or self.process.poll() is not None)
+        first = self.stderr()[before:].partition("\n")[0]
+        assert first.startswith("{"), self.stderr()
+        self.welcome = json.loads(first)["message"]
         found = re.search(r"https?://[^\s/]+", self.welcome)
         assert found, self.welcome
         self.url = found[0]
