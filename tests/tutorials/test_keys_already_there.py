@@ -37,7 +37,7 @@ def test_a_line_for_each_program() -> None:
 
 def found(previous: str, *payloads: Any) -> list[str]:
     gate = Gate("memory://", previous=previous)
-    statuses = [gate.run(payload, lambda event: None).status for payload in payloads]
+    statuses: list[str] = [gate.run(payload, lambda event: None).status for payload in payloads]
     gate.close()
     return statuses
 
@@ -49,7 +49,7 @@ def seeded(oncegate: Run, folder: Path, line: str, *payloads: Any) -> list[str]:
     assert "unreadable" in out
     assert words[words.index("--key") + 1] == "event_id"
     gate = Gate(f"sqlite:///{folder}/new.db", key=keys.event_id)
-    statuses = [gate.run(payload, lambda event: None).status for payload in payloads]
+    statuses: list[str] = [gate.run(payload, lambda event: None).status for payload in payloads]
     gate.close()
     return statuses
 
