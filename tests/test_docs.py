@@ -14,16 +14,17 @@ import click
 import msgspec
 import pytest
 
-from oncegate import Event, Gate, Outcome, __version__, read
+from oncegate import Event, Gate, Outcome, read
 from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
-from oncegate.cli.serve import _WELCOME
+from oncegate.cli.serve import welcome
 from oncegate.gate.outcome import Status
 from oncegate.ingress.http_answers import answer_of
 from oncegate.settings import load
 from oncegate.settings.parsing import _MAKERS, parsed, shown
 from oncegate.settings.schema import SETTINGS, Setting
 from tests.cli.conftest import Run, oncegate
+from tests.service.running import Service, until
 
 __all__ = ["oncegate"]
 
@@ -87,12 +88,11 @@ def _any_time(text: str) -> str:
 def test_the_answers_shown_are_given(tmp_path: Path, oncegate: Run) -> None:
     """The JSON answers and the explanations in the README and the tutorial are those of the program."""
     ended, started = ({"id": "evt-1", "type": kind} for kind in ("call.ended", "call.started"))
-    gate = Gate(f"sqlite:///{tmp_path}/oncegate.db")
-    answers = [answer_of(gate.admit([ended]))]
-    gate.run_waiting(lambda event: None)
-    answers += [answer_of(gate.admit([payload])) for payload in (ended, started)]
-    gate.close()
-    given = [_any_time(answer.body.decode()) for answer in answers]
+    with Service(tmp_path) as service:
+        answers = [service.post(ended).text]
+        until(lambda: '"processed"' in (tmp_path / "log").read_text())
+        answers += [service.post(payload).text for payload in (ended, started)]
+    given = [_any_time(answer) for answer in answers]
     assert [_any_time(line) for line in re.findall(r"^ {4}(\{\"status.+)$", TUTORIAL, re.MULTILINE)] == given
     assert [_any_time(line) for line in re.findall(r"^ {4}(\{\"status.+)$", README, re.MULTILINE)] == [given[1]]
     (dropped,) = re.findall(r"oncegate dlq drop --yes ([0-9a-f]{32})", TUTORIAL)
@@ -151,7 +151,8 @@ def test_commands_exist(typed: str) -> None:
 def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
     url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
-    printed = _WELCOME.format(version=__version__, url=url, store=store, done="stored and run", note="")
+    settings = load(environ={}, flags={"store": store, "serve.handler": "log"})
+    printed = "\n".join(welcome(settings, url))
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
     assert textwrap.indent(printed, "    ") in TUTORIAL

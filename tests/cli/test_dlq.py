@@ -171,7 +171,7 @@ class TestDeadLetters:
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
         code, out, _ = oncegate("dlq", "show", str(outcome.key))
         assert code == exit_codes.OK
-        assert "Dead letter after 1 attempt." in out
+        assert "Dead letter. It does not run until it is redriven or dropped." in out
         assert '{"id": "evt-1", "n": 1.0}' in out
 
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:

@@ -126,6 +126,14 @@ class TestDecisions:
         )
         assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
 
+    def test_processed_after_a_redrive(self, oncegate: Run, gate: Gate) -> None:
+        """After a redrive the attempts are counted from zero, and the sentence says so."""
+        outcome = gate.run({"id": "evt-1"}, fail)
+        oncegate("dlq", "redrive", str(outcome.key))
+        gate.run_waiting(lambda event: None)
+        line = first_line(oncegate("explain", "evt-1"))
+        assert "ago at its first counted attempt since it was stored or redriven. Until 2" in line
+
     def test_redriven(self, oncegate: Run, gate: Gate) -> None:
         """A waiting event is explained with the time before which it does not run, if its handler set one."""
 

@@ -64,13 +64,18 @@ class Deployed:
     """The service of the unit, with the settings of the example. Only folders and ports differ."""
 
     def __init__(
-        self, folder: Path, settings: str, environ: dict[str, str] | None = None, handler: str | None = None
+        self,
+        folder: Path,
+        settings: str,
+        environ: dict[str, str] | None = None,
+        handler: str | None = None,
+        port: int | None = None,
     ) -> None:
         self.folder = folder
         for name in ("genesys", "genesys.secret"):
             (folder / name).write_text(f"{SECRET}\n")
         (folder / "messages.py").write_text(handler or (FOLDER / "messages.py").read_text())
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = port or free_port(), free_port()
         replaced = {
             "/etc/oncegate/": f"{folder}/",
             "/run/secrets/oncegate/": f"{folder}/",
@@ -87,7 +92,7 @@ class Deployed:
         self.process = subprocess.Popen(
             command, cwd=folder, env=self._env, stdout=self._output, stderr=subprocess.STDOUT
         )
-        until(lambda: "Stop with" in self.log() or self.process.poll() is not None, "the service")
+        until(lambda: "listens on" in self.log() or self.process.poll() is not None, "the service")
         assert self.process.poll() is None, self.log()
 
     def placed(self, word: str) -> str:
@@ -130,11 +135,25 @@ def deployed(tmp_path: Path) -> Iterator[Deployed]:
 # ── the service and its unit ──────────────────────────────────────────────────────────────────────────────
 
 
+def test_the_first_request(tmp_path: Path) -> None:
+    """`systemctl start` returns before the service listens. The command of the guide waits for the service."""
+    (command,) = re.findall(r"^curl .*/readyz$", PAGE, re.MULTILINE)
+    port = free_port()
+    request = subprocess.Popen(shlex.split(command.replace("8080", str(port))), stdout=subprocess.DEVNULL)
+    deployed = Deployed(tmp_path, (FOLDER / "oncegate.toml").read_text(), port=port)
+    try:
+        assert request.wait(30) == 0
+    finally:
+        request.kill()
+        deployed.stop()
+
+
 def test_the_settings(deployed: Deployed) -> None:
     """The service starts with the settings of the example, runs a message once, and stops with exit code 0."""
     assert [deployed.post(message(1)) for _ in range(2)] == ["accepted", "duplicate"]
     assert [deployed.get(path) for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 404]
     assert deployed.get("/metrics", deployed.metrics_port) == 200
+    assert all(line.startswith("{") for line in deployed.log().splitlines())
     until(lambda: '"processed"' in deployed.log(), "the line of the event")
     assert deployed.stop() == exit_codes.OK
 

@@ -169,8 +169,9 @@ def test_one_of_several_writes_fails() -> None:
     items = [gate._identify(event) for event in read([{"id": str(number)} for number in range(MOST_IN_A_BATCH + 1)])]
     with pytest.raises(RuntimeError):
         asyncio.run(gate._engine.async_runner.admit(items, len(items)))
-    gate.close()
+    gate.drain()
     entries = store.browse(limit=len(items))
+    gate.close()
     assert (len(entries), {entry.record.state for entry in entries}) == (MOST_IN_A_BATCH, {RELEASED})
 
 

@@ -254,3 +254,14 @@ def test_invalid_store(store: Any) -> None:
     """An invalid store is refused when the gate is made, not at the first event."""
     with pytest.raises(SettingError, match=f"store must be a URL, .*, not {type(store).__name__}$"):
         Gate(store)
+
+
+@pytest.mark.parametrize("place", ["memory://", "sqlite:///closed.db"])
+def test_closed(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `close`, no handler runs, with every store. The event fails and says why."""
+    monkeypatch.chdir(tmp_path)
+    gate, handler = Gate(place), Handler()
+    gate.close()
+    outcome = gate.run({"id": "evt-1"}, handler)
+    assert (outcome.status, outcome.acked, handler.seen) == ("failed", False, [])
+    assert "was closed" in outcome.reason

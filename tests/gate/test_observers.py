@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate, Outcome, keys
 from oncegate.errors import SettingError
 from oncegate.gate import JsonLog, Notice, observers
 from oncegate.stores.memory import MemoryStore
@@ -248,6 +248,19 @@ def test_fields_of_a_line() -> None:
         "attempt": 1,
         "reason": "Processed at the first attempt.",
     }
+
+
+def test_attempt_of_an_accepted_event() -> None:
+    """An accepted event has no attempt in the log, also if the store granted it with its admission."""
+    stream = StringIO()
+    gate = Gate("memory://", observers=[JsonLog(stream)])
+    gate.admit([{"id": 1}])
+    gate.run_waiting(lambda event: None)
+    gate.close()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["status"], line["attempt"]) for line in lines] == [("accepted", None), ("processed", 1)]
+    granted = Event(source="plain", id="evt-2", body={}, attempt=1)
+    assert observers.fields_of(Outcome("accepted", granted), "default")["attempt"] is None
 
 
 def test_long_names() -> None:

@@ -40,7 +40,7 @@ def test_reasons(store: MemoryStore, clock: ManualClock) -> None:
         f"Buried as dead letter {buried.key} after 2 attempts: ValueError: two lines.",
         f"Not run: an earlier delivery was buried as dead letter {buried.key} (ValueError: two lines).",
         "Refused: id must be a string or a whole number.",
-        "Duplicate of another copy in the same batch; the handler was not run again.",
+        "Duplicate of another copy in the same batch; it was not run.",
     ]
 
 

@@ -67,10 +67,12 @@ class Service:
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=stdout, stderr=stderr, env={**os.environ, **environ}
         )
-        while unread is not None and "Ctrl-C" not in self.stderr():  # read the pipe up to the welcome text only
+        while unread is not None and "listens on" not in self.stderr():  # read the pipe up to the start message only
             (folder / "errors").write_bytes(self.stderr().encode() + os.read(unread[0], 4096))
-        until(lambda: "Ctrl-C" in self.stderr()[before:] or self.process.poll() is not None)
-        self.welcome = self.stderr()[before:]
+        until(lambda: re.search(r"listens on .*\n", self.stderr()[before:]) or self.process.poll() is not None)
+        started = [line for line in self.stderr()[before:].splitlines() if "listens on" in line]
+        assert started, self.stderr()
+        self.welcome = json.loads(started[0])["message"]
         found = re.search(r"https?://[^\s/]+", self.welcome)
         assert found, self.welcome
         self.url = found[0]

@@ -264,7 +264,7 @@ def test_worker_of_all_routes(tmp_path: Path) -> None:
     )
     with Service(tmp_path, toml=toml, handler=WORKER, handled=False) as service:
         assert "/events/kept  unsigned: anyone who can reach it can send; no handler" in service.welcome
-        assert "/events/own  unsigned: anyone who can reach it can send\n" in service.welcome
+        assert "/events/own  unsigned: anyone who can reach it can send\n" in f"{service.welcome}\n"
         service.post({"id": "1"}, "/events/kept")
         service.post({"id": "2", "do": "fail"}, "/events/strict")
         service.post({"id": "3"}, "/events/own")

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncegate import open_store
+from oncegate import __version__, open_store
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import Handler
 from oncegate.service.service import Service as InProcessService
@@ -46,9 +46,33 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 class TestLifecycle:
     def test_welcome(self, service: Service) -> None:
-        """The welcome text has the address and a curl line to try."""
-        assert f"curl -s {service.url}/events -d" in service.welcome
-        assert "No signature is checked" in service.welcome
+        """In a pipe, the start message is one line of JSON with the address and without a command to try."""
+        (line,) = service.stderr().splitlines()
+        fields = json.loads(line)
+        assert list(fields) == ["time", "level", "logger", "message"]
+        assert (fields["level"], fields["logger"]) == ("info", "oncegate.service")
+        address, unsigned = fields["message"].splitlines()
+        assert address == f"Oncegate {__version__} listens on {service.url} with the store sqlite:///oncegate.db."
+        assert unsigned == "No signature is checked: every process on this machine can send events."
+
+    def test_welcome_on_a_terminal(self, tmp_path: Path) -> None:
+        """On a terminal, the start message is text with a curl line to try."""
+        terminal, stderr = os.openpty()
+        command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "log"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=stderr)
+        text = ""
+        try:
+            while "Ctrl-C" not in text:
+                text += os.read(terminal, 4096).decode()
+        finally:
+            process.terminate()
+            process.wait(30)
+            os.close(stderr)
+            os.close(terminal)
+        lines = text.replace("\r\n", "\n").splitlines()
+        assert lines[0].startswith(f"Oncegate {__version__} listens on http://127.0.0.1:")
+        assert lines[4].startswith("  curl -s http://127.0.0.1:")
+        assert lines[6] == "A new event is stored and run. A copy of it is a duplicate. Stop with Ctrl-C."
 
     def test_redriven_events_run(self, service: Service) -> None:
         """The running service runs redriven events."""

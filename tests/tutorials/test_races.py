@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Run, oncegate
 from tests.ingress.sqs.queues import Cloud
 from tests.stores.redis_server import RedisServer
-from tests.tutorials.page import RACES, TEXT, event, file_of, loaded, output_of, program_of
+from tests.tutorials.page import RACES, SECTIONS, event, file_of, loaded, output_of, program_of
 from tests.tutorials.test_lambda import table_of
 
 __all__ = ["oncegate"]
@@ -67,7 +67,7 @@ def test_the_file(kind: str, cloud: Cloud, redis: RedisServer, tmp_path: Path) -
 def test_the_commands(tmp_path: Path, oncegate: Run) -> None:
     """`explain` finds the event of the race by its conversation, and `read` shows what an old key joins."""
     output_of(file_of(RACES), tmp_path, {**os.environ, "ONCEGATE_STORE": "sqlite:///race.db"})
-    explain, _, compare, _ = re.findall(r"^ {4}oncegate (.+)$", TEXT, re.MULTILINE)
+    explain, _, compare, _ = re.findall(r"^ {4}oncegate (.+)$", SECTIONS[RACES], re.MULTILINE)
     code, explained, _ = oncegate(*shlex.split(explain))
     assert (code, "d-1 was processed" in explained) == (0, True)
     (tmp_path / "both.jsonl").write_text(

@@ -201,7 +201,14 @@ def _attempt(record: Record) -> str:
 
 
 def _count(record: Record) -> str:
-    return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+    """The number of attempts. A redrive resets the number, and some attempts do not count (`claims.py`). The fence
+    starts at `first_seen` and grows with every grant. So the fence shows if all grants are counted. If not, the event
+    was stored before its first grant, or was redriven, or a claim was given back: the record does not say which."""
+    grants = record.fence - record.first_seen + 1
+    if grants <= record.attempts + bool(record.lost):
+        return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
+    count = "at its first counted attempt" if record.attempts <= 1 else f"after {record.attempts} counted attempts"
+    return f"{count} since it was stored or redriven"
 
 
 def _error(record: Record) -> str:

@@ -32,6 +32,8 @@ def sentence(record: Record) -> str:
             return f"Published to {record.handed_to} {done} ago. {further_deliveries(record)} there is a duplicate."
         return f"Processed {done} ago. {further_deliveries(record)} is a duplicate."
     if record.state == DEAD:
+        if record.attempts <= 1:  # a conflict or a refused event was claimed once, only to be stored
+            return "Dead letter. It does not run until it is redriven or dropped."
         attempts = times(record.attempts, "attempt")
         return f"Dead letter after {attempts}. It does not run again until it is redriven or dropped."
     if record.state == IN_PROGRESS and now < record.lease_until:

@@ -22,7 +22,7 @@ from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
 from oncegate.service.config import check_service, has_handler, is_open, routes_of, tls_of
-from oncegate.service.log import pretty_line
+from oncegate.service.log import announce, pretty_line
 from oncegate.settings import Settings
 from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.schema import TABLES
@@ -64,11 +64,10 @@ def serve(settings: Settings) -> None:
         service.close()
         raise
     url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
-    greeting, _, rest = _welcome(settings, url).partition("\n")
+    metrics_url = None
     if metrics is not None:
-        at = f"{_in_url(settings['serve.metrics_host'])}:{metrics.getsockname()[1]}"
-        greeting += f"\nMetrics are at {scheme}://{at}/metrics."
-    click.echo(f"{greeting}\n{rest}", err=True)
+        metrics_url = f"{scheme}://{_in_url(settings['serve.metrics_host'])}:{metrics.getsockname()[1]}/metrics"
+    announce("oncegate.service", *welcome(settings, url, metrics_url))
     unbuffer()
     with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to stop
         server.run(service, settings, listener, metrics)
@@ -76,31 +75,35 @@ def serve(settings: Settings) -> None:
         abandon("a handler", settings["serve.drain_within"])
 
 
-_WELCOME = """\
-Oncegate {version} listens on {url} with the store {store}.
-No signature is checked: every process on this machine can send events. Run this twice:
+_STOP = "Stop with Ctrl-C.\n"
+_TRY = """\
+Run this twice:
 
   curl -s {url}/events -d '{{"id": "evt-1", "type": "call.ended"}}'
 
-The first event is {done}, the second is a duplicate.{note} Stop with Ctrl-C.
-"""
+A new event is {done}. A copy of it is a duplicate. {stop}"""
 _STORED = "stored for `oncegate work inbox --handler …`."
 
 
-def _welcome(settings: Settings, url: str) -> str:
-    store, routes = masked(settings["store"]), routes_of(settings)
+def welcome(settings: Settings, url: str, metrics_url: str | None = None) -> tuple[str, str]:
+    """The facts of the start message, and the hint that follows on a terminal."""
+    routes = routes_of(settings)
     idle = [path for path, route in routes.items() if not has_handler(route)]
+    lines = [f"Oncegate {__version__} listens on {url} with the store {masked(settings['store'])}."]
+    if metrics_url is not None:
+        lines.append(f"Metrics are at {metrics_url}.")
     if is_open(settings) and not settings.routes:
-        done, note = ("stored", f"\nNo handler: events are {_STORED}") if idle else ("stored and run", "")
-        return _WELCOME.format(version=__version__, url=url, store=store, done=done, note=note)
-    lines = [f"Oncegate {__version__} listens on {url} with the store {store}."]
+        lines.append("No signature is checked: every process on this machine can send events.")
+        if idle:
+            lines.append(f"No handler: events are {_STORED}")
+        return "\n".join(lines), _TRY.format(url=url, done="stored" if idle else "stored and run", stop=_STOP)
     for path, route in routes.items():
         scheme = route["serve.signature"]
         signature = "unsigned: anyone who can reach it can send" if scheme == UNSIGNED else f"signature: {scheme}"
         lines.append(f"  POST {url}{path}  {signature}{'; no handler' if path in idle else ''}")
     if idle:
         lines.append(f"Events of routes without a handler are {_STORED}")
-    return "\n".join([*lines, "Stop with Ctrl-C.\n"])
+    return "\n".join(lines), _STOP
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler | None:

@@ -28,7 +28,7 @@ from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.config import routes_of
-from oncegate.service.log import handler_for, stack_lines
+from oncegate.service.log import announce, handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import clean, masked, on_one_line
@@ -36,7 +36,6 @@ from oncegate.text import clean, masked, on_one_line
 _INBOX: Final = "inbox"
 _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
 _RATE_WINDOW: Final = 5_000_000  # microseconds
-_WELCOME: Final = "Oncegate {version} takes events from {place} with the store {store}. Stop with Ctrl-C."
 _NO_HANDLER: Final = "no handler; use --handler MODULE:FUNCTION, --forward URL or --publish URL"
 WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in HANDLER_OPTIONS]
 
@@ -135,7 +134,8 @@ def work(place: str, settings: Settings) -> None:
             settings.check_previous(connect=True)
             gate = stack.enter_context(closing(settings.gate(observers=observers)))
             worker = open_worker(gate, place, handler, settings)
-        click.echo(_WELCOME.format(version=__version__, place=clean(masked(place)), store=_store(settings)), err=True)
+        facts = f"Oncegate {__version__} takes events from {clean(masked(place))} with the store {_store(settings)}."
+        announce("oncegate.work", facts, "Stop with Ctrl-C.")
         try:
             _run(worker, figures)
         except QueueError as error:

@@ -235,12 +235,15 @@ def spelt(at: int) -> str:
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:
     """Returns the log fields of an outcome. The only data of the payload in these fields is what identifies the event,
     its state and its time."""
-    return {
+    fields = {
         "status": outcome.status,
         "kind": outcome.kind,
         **_event_fields(outcome.event, outcome.key, namespace),
         "reason": outcome.discreet,
     }
+    if outcome.status == "accepted":  # the store may have granted the event with its admission, but it has not run
+        fields["attempt"] = None
+    return fields
 
 
 def _warning_fields(notice: Notice, event: Event) -> dict[str, Any]:

@@ -75,7 +75,8 @@ OPTIONS: Final[dict[str, Option]] = {
     "max_hold": Option(
         "duration",
         "15m",
-        "The longest time for which a claim is renewed.",
+        "The longest time for which a claim is renewed. A claim lasts for `lease` at least, even if `max_hold` is"
+        " shorter.",
     ),
     "handler_timeout": Option(
         "duration",

@@ -109,6 +109,8 @@ def _duplicate(outcome: Outcome) -> str:
     if original is not None and original.state == RELEASED:
         return f"Duplicate of {_original(outcome)}, which is stored and waits to be run."
     lost = f"; {outcome.error}" if outcome.error else ""
+    if original is None:
+        return f"Duplicate of another copy in the same batch; it was not run{lost}."
     return f"Duplicate of {_original(outcome)}; the handler was not run again{lost}."
 
 

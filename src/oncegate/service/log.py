@@ -6,9 +6,11 @@
 import asyncio
 import logging
 import os
+import sys
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+import click
 import msgspec
 from rich.console import Console
 from rich.text import Text
@@ -145,6 +147,16 @@ def _write_all(file: int, data: bytes) -> None:
 def _dropped_record(count: int) -> logging.LogRecord:
     message = "the log was not read: lines were dropped (%d)"
     return logging.LogRecord("oncegate.service", logging.WARNING, __file__, 0, message, (count,), None)
+
+
+def announce(logger: str, facts: str, hint: str) -> None:
+    """Write the start message to stderr: the facts and the hint as text on a terminal, otherwise the facts as one line
+    of JSON. The line has the level `info`."""
+    if sys.stderr.isatty():
+        click.echo(f"{facts}\n{hint}", err=True)
+    else:
+        record = logging.LogRecord(logger, logging.INFO, __file__, 0, "%s", (facts,), None)
+        click.echo(JsonLines().format(record), err=True)
 
 
 def handler_for(stream: TextIO) -> logging.Handler:

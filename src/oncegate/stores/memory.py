@@ -26,7 +26,7 @@ from oncegate.claims import (
     step,
 )
 from oncegate.clocks import Clock, store_clock
-from oncegate.errors import SettingError
+from oncegate.errors import SettingError, StoreRefused
 from oncegate.stores.base import Change, Document, Entry, TakeRequest
 from oncegate.stores.entity_order import Entity, batch_positions, keep_first_leases, step_at_position
 from oncegate.stores.step_store import StepStore, is_listed
@@ -56,11 +56,12 @@ class MemoryStore(StepStore):
         self._waiting_per_entity: Counter[Entity] = Counter()  # how many addresses in `_waiting` each entity has
         self._expiry = _Expiry()
         self._buffer = bytearray()
+        self._closed = False
 
     def _apply(self, operations: Sequence[Operation], *, admits: bool = False) -> list[Any]:
         answers = []
         with self._lock:
-            now = self._clock()
+            now = self._now()
             self._sweep(now, len(operations))
             positions: Iterable[int] = repeat(0)
             if admits:
@@ -128,7 +129,7 @@ class MemoryStore(StepStore):
 
     def take(self, wants: Sequence[TakeRequest]) -> list[Entry | None]:
         with self._lock:
-            now = self._clock()
+            now = self._now()
             in_order = {want.namespace for want in wants if want.in_order}
             waiting = {
                 name: self._waiting_entries(name, name in in_order, now) for name in {w.namespace for w in wants}
@@ -137,6 +138,7 @@ class MemoryStore(StepStore):
 
     def kept(self, namespace: str) -> int:
         with self._lock:
+            self._check_open()
             return sum(where[0] == namespace for where in self._waiting)
 
     def _find_busy(self, entities: Collection[Entity]) -> set[Entity]:
@@ -162,12 +164,12 @@ class MemoryStore(StepStore):
 
     def load(self, addresses: Sequence[Address]) -> list[Document]:
         with self._lock:
-            now = self._clock()
+            now = self._now()
             return [self._document(address, now) for address in addresses]
 
     def swap(self, changes: Sequence[Change]) -> list[bool]:
         with self._lock:
-            now = self._clock()
+            now = self._now()
             self._sweep(now, len(changes))
             return [self._swap(change, now) for change in changes]
 
@@ -213,7 +215,7 @@ class MemoryStore(StepStore):
             return heapq.nsmallest(limit, self._entries(namespace, after, key), key=_address_of)
 
     def _entries(self, namespace: str | None, after: Address | None, key: bytes | None = None) -> Iterator[Entry]:
-        now = self._clock()
+        now = self._now()
         for name, records in self._records.items():
             if namespace not in (None, name):
                 continue
@@ -222,8 +224,17 @@ class MemoryStore(StepStore):
                 if record is not None and is_listed((name, found), record, after, now):
                     yield Entry(name, found, record)
 
+    def _now(self) -> int:
+        self._check_open()
+        return self._clock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreRefused("the store in memory was closed; open another store")
+
     def close(self) -> None:
-        """Do nothing: the store has no files or connections."""
+        """Refuse further calls, as every other store does."""
+        self._closed = True
 
 
 def open_memory(url: str, *, create: bool, clock: Clock | None) -> MemoryStore:

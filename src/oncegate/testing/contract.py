@@ -6,12 +6,14 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from oncegate.clocks import Clock
+from oncegate.errors import StoreRefused
 from oncegate.stores.base import Store
 from oncegate.testing.claim_contract import ClaimContract, ExpiryContract, TakeContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.model_comparison import HISTORIES, machine
 from oncegate.testing.operator_contract import DocumentContract, NamespaceContract, OperatorContract
 from oncegate.testing.race_contract import ProcessRaceContract, RaceContract
+from oncegate.testing.requests import NAMESPACE, claim, complete, granted
 from oncegate.testing.settle_contract import AttemptContract, RenewContract, SettleContract
 
 
@@ -57,6 +59,14 @@ class StoreContract(
     def test_closing_twice(self, store: Store) -> None:
         """A store may be closed twice."""
         store.close()
+
+    def test_closed(self, store: Store) -> None:
+        """A closed store refuses claims, settlements and searches, and says why."""
+        record = granted(store)
+        store.close()
+        for call in (lambda: claim(store, "bob"), lambda: complete(store, record), lambda: store.browse(NAMESPACE)):
+            with pytest.raises(StoreRefused, match="was closed"):
+                call()
 
 
 class SharedStoreContract(ProcessRaceContract, StoreContract):
