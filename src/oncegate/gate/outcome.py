@@ -181,7 +181,7 @@ def _name_and_age(outcome: Outcome) -> tuple[str, str]:
     if original.completed_at is not None and original.handed_to is not None:
         return name, f"published to {original.handed_to} {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None and original.is_seeded:
-        return name, f"seeded as processed {spoken(at - original.completed_at)} ago"
+        return name, f"processed by earlier code (seeded {spoken(at - original.completed_at)} ago)"
     if original.completed_at is not None:
         return name, f"processed {spoken(at - original.completed_at)} ago"
     return name, f"first seen {spoken(at - original.first_seen)} ago"
