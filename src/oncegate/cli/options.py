@@ -198,7 +198,10 @@ def find_record(store: Store, settings: Settings, key: bytes) -> Entry:
     entries = store.browse(namespace, key=key)
     if not entries:
         where = f" in namespace {namespace}" if namespace else ""
-        print_error(f"there is no record of {key.hex()}{where}; the event was never seen, or its record has expired")
+        print_error(
+            f"there is no record of {key.hex()}{where}; the event was never seen, or its record has expired, or was"
+            " reset or dropped"
+        )
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     if len(entries) > 1:
         names = ", ".join(entry.namespace for entry in entries)
