@@ -1,5 +1,6 @@
 """`oncegate config`: check the settings, and show where each value comes from."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,8 +72,10 @@ def check() -> None:
     settings, problems = examine_settings({})
     exit_on_problems(list(dict.fromkeys([*problems, *_problems_in_use(settings)])))
     chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
-    places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
-    summary = f"{times(len(chosen), 'setting')} from {places}, defaults for the rest" if chosen else "all defaults"
+    counts = Counter(shown.origin for shown in chosen)
+    places = ", ".join(f"{origin} ({count})" for origin, count in counts.items())
+    rest = "all other settings have their defaults"
+    summary = f"{times(len(chosen), 'value')} set in {places}; {rest}" if chosen else "all settings have their defaults"
     print_text(f"The settings are valid: {summary}.")
 
 
@@ -121,7 +124,7 @@ def show(settings: Settings, output: str) -> None:
             {each.setting: {"value": each.value, "from": each.origin} | rest.get(each.setting, {}) for each in found}
         )
         return
-    rows = [(each.setting, as_text(each.value), each.origin) for each in found]
+    rows = [(each.setting, as_text(each.value) or "none", each.origin) for each in found]
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
     for name, text in lasts.items():
         print_text(f"{name}: {text}")

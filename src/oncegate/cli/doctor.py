@@ -5,13 +5,12 @@ from typing import Final
 
 import click
 from msgspec.structs import asdict, replace
-from rich.console import Console
 from rich.text import Text
 
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import print_text, show_facts, show_json, show_table
+from oncegate.cli.output import console_for, print_text, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, check, unchecked
@@ -155,7 +154,7 @@ def _checked_parts(facts: Facts) -> str:
 
 
 def _explain(rule: str, finding: Finding) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_for()
     console.print()
     console.print(
         Text.assemble((finding.severity, _COLOURS[finding.severity]), f"  {rule}  {on_one_line(finding.what)}")

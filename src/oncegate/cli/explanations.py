@@ -36,7 +36,7 @@ _NO_ID: Final = "an event without an id"
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
     "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
-    " record has expired (retention is {retention}), or its request was refused."
+    " record has expired (retention is {retention}), or its request was refused.{elsewhere}"
 )
 _UNLESS_MARKED: Final = ", unless the old place of the setting previous has marked the event"
 _UNKNOWN_TO_ALL: Final = (
@@ -388,6 +388,7 @@ class Explainer:
             sentence = _UNKNOWN.format(
                 then=run if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
                 retention=self._settings["retention"],
+                elsewhere="" if namespace is None else f" Only the namespace {namespace} was searched.",
             )
             return self._with_timeline(Explanation(sentence, now, key=key), within, key)
         return self._with_timeline(self._explain_delivery(job.event, key, entry, now), entry.namespace, key)

@@ -11,7 +11,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.options import number, output_option, with_settings
-from oncegate.cli.output import print_text, readable_time, rfc3339, show_json_stream, show_table
+from oncegate.cli.output import print_indented, print_text, readable_time, rfc3339, show_json_stream, show_table
 from oncegate.cli.similar_events import SimilarEvents, alias_setting
 from oncegate.cli.strategy_comparison import Column, Group, Made, NamedStrategy, StrategyComparison, advice, listed
 from oncegate.durations import spoken, times
@@ -53,7 +53,7 @@ def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settin
     """Show each event of the files, its key under every strategy, and the events that share a key.
 
     A FILE holds one JSON document, an array, or one document per line; - reads stdin. Nothing is claimed, run or
-    stored. Exits with 1 if the files hold no event.
+    stored. Exits with 1 if the files hold no event, and with 2 if a file cannot be read.
     """
     comparison, similar = StrategyComparison(_strategies(settings, strategies)), SimilarEvents()
     check_readable(files)
@@ -157,7 +157,7 @@ def _show_columns(comparison: StrategyComparison, similar: SimilarEvents) -> Non
     for column in comparison.columns:
         print_text(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
         for line in _details(column, similar):
-            print_text(f"{' ' * width}    {line}")
+            print_indented(line, width + 4)
     print()
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Final
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from oncegate import __version__
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import print_error
+from oncegate.cli.output import console_for, print_error
 from oncegate.clocks import since_boot
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, QueueError, SettingError
@@ -31,7 +30,7 @@ from oncegate.service.config import routes_of
 from oncegate.service.log import handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
-from oncegate.text import clean, masked, on_one_line
+from oncegate.text import clean, masked, on_one_line, quoted
 
 _INBOX: Final = "inbox"
 _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
@@ -45,7 +44,7 @@ class LiveFigures:
     """A line of figures on the terminal, and above it a line for each event that was not processed."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = console_for()
         self._worker: Worker | None = None
         self._seen: deque[tuple[int, int]] = deque()
 
@@ -156,6 +155,11 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
 
 def _check_place(place: str) -> None:
     """Refuse an invalid source before its options are checked."""
+    if "://" not in place and place != _INBOX:
+        raise SettingError(
+            f"{quoted(place)} is not a source; use {_INBOX}, or the URL of a queue such as"
+            " 'sqs://NAME?region=eu-central-1'"
+        )
     if place != _INBOX:
         from oncegate.ingress import check_queue
 
