@@ -1,10 +1,9 @@
 """Text for people: error messages about names and choices, and URLs with their secrets masked."""
 
-import os
 import re
 from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Final, Literal
+from typing import Final
 
 _MAX_LISTED: Final = 20  # only the settings have more names than this
 
@@ -15,12 +14,6 @@ def unknown(name: str, known: Collection[str], what: str) -> str:
     listed = ", ".join(sorted(known)) if len(known) <= _MAX_LISTED else f"{len(known)}: see oncegate config show"
     hint = f"did you mean {near[0]}?" if near else f"there are {listed}"
     return f"there is no {what} {name}; {hint}"
-
-
-def colour_system() -> Literal["auto"] | None:
-    """The `color_system` of a rich console: None, which turns off colour, bold and dim text, if NO_COLOR is set. Rich
-    itself turns off only colour."""
-    return None if os.environ.get("NO_COLOR") else "auto"
 
 
 def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:

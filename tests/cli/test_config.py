@@ -85,10 +85,13 @@ class TestCommands:
 class TestCheck:
     def test_in_order(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Valid settings give one sentence that names their sources; no store is opened or created."""
-        assert oncegate("config", "check") == (0, "The settings are valid: all defaults.\n", "")
+        assert oncegate("config", "check") == (0, "The settings are valid: all settings have their defaults.\n", "")
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nstore = "sqlite:///not/there.db"')
         monkeypatch.setenv("ONCEGATE_THREADS", "4")
-        said = "The settings are valid: 3 settings from oncegate.toml, ONCEGATE_THREADS, defaults for the rest.\n"
+        said = (
+            "The settings are valid: 3 values set in oncegate.toml (2), ONCEGATE_THREADS (1); all other settings have"
+            " their defaults.\n"
+        )
         assert oncegate("config", "check") == (exit_codes.OK, said, "")
         assert [path.name for path in tmp_path.iterdir()] == ["oncegate.toml"]
 

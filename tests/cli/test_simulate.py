@@ -200,8 +200,8 @@ class TestReplay:
         assert code == exit_codes.FAILED
         assert re.search(r"^Not accepted: HTTP 400 \(2\), first at line 3: .*the text is not JSON: ", out, re.MULTILINE)
 
-    @pytest.mark.parametrize("before", [b"", b"\n\n", b'{"id":  0}\n'])
-    def test_the_bytes_of_a_document(self, before: bytes, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("before", [b"", b"\n\n", b'{\n"id":  0}\n'])
+    def test_the_bytes_of_a_document(self, before: bytes) -> None:
         """A document that spans lines keeps its white space."""
         text = b'{\r\n    "id":   "1",\n\n\t"type": "t"  \n  }'
         sent = [raw for raw, _ in raw_documents(io.BytesIO(before + text + b"\n"))]

@@ -10,7 +10,7 @@ from rich.text import Text
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import console_for, print_text, show_facts, show_json, show_table
+from oncegate.cli.output import print_text, show_facts, show_json, show_table
 from oncegate.doctor.facts import Facts, RouteFacts, Unread
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import RULES, check, unchecked
@@ -19,6 +19,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.config import is_described, routes_of
+from oncegate.service.log import console_for
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
 from oncegate.text import masked, on_one_line
@@ -115,7 +116,7 @@ def _with_deployment(
         from oncegate.doctor.reading import ReadRequest, read
     except ImportError:
         why = str(MissingExtra("reading from AWS", "aws"))
-        return replace(facts, unread=(Unread(what="AWS", why=why),))
+        return replace(facts, unread=(Unread(what="AWS", why=why, mend="pip install 'oncegate[aws]'"),))
     store = settings["store"] if in_aws else None
     request = ReadRequest(**parts)  # type: ignore[arg-type]  # click gives --bus its default
     return read(facts, request, store, region, endpoint)
@@ -150,7 +151,8 @@ def _show(facts: Facts, found: Findings) -> None:
 def _checked_parts(facts: Facts) -> str:
     parts = {"queue": facts.queue, "function": facts.function, "table": facts.table}
     named = [f"{kind} {part.name}" for kind, part in parts.items() if part is not None]
-    return ", ".join(["settings", *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
+    store = [] if facts.store is None or facts.store.problem is not None else ["store"]
+    return ", ".join(["settings", *store, *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
 
 
 def _explain(rule: str, finding: Finding) -> None:
@@ -164,6 +166,8 @@ def _explain(rule: str, finding: Finding) -> None:
         lines["mend"] = finding.mend
     else:
         lines |= {"decide": finding.decision, "start": finding.mend}
+    if finding.keep is not None:
+        lines["keep"] = f"The command changes only this shell. To keep the change, write {finding.keep}."
     for label, text in lines.items():
         console.print(Text.assemble("  ", (label.ljust(6), "dim"), f"  {on_one_line(text)}"))
 

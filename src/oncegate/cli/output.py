@@ -16,7 +16,8 @@ from rich.text import Text
 
 from oncegate.clocks import since_boot
 from oncegate.gate.observers import escaped
-from oncegate.text import clean, colour_system, on_one_line
+from oncegate.service.log import console_for
+from oncegate.text import clean, on_one_line
 from oncegate.times import EPOCH
 
 _WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
@@ -54,11 +55,6 @@ def rfc3339(time_us: int | None) -> str | None:
 
 
 # ── text and JSON ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def console_for(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """The console of stdout or stderr. If NO_COLOR is set, it prints no colours and no bold or dim text."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=colour_system())
 
 
 def print_text(text: str) -> None:

@@ -17,10 +17,11 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import open_input, raw_documents
 from oncegate.cli.options import NumberRange, number, output_option
-from oncegate.cli.output import console_for, print_note, print_text, show_json, show_table
+from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.cli.streams import reader_has_gone
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
+from oncegate.service.log import console_for
 from oncegate.simulate.copies import CopyOptions, Kind
 from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target

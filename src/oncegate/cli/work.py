@@ -16,7 +16,7 @@ from oncegate import __version__
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
-from oncegate.cli.output import console_for, print_error
+from oncegate.cli.output import print_error
 from oncegate.clocks import since_boot
 from oncegate.durations import times
 from oncegate.errors import MissingExtra, QueueError, SettingError
@@ -27,7 +27,7 @@ from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.config import routes_of
-from oncegate.service.log import handler_for, stack_lines
+from oncegate.service.log import console_for, handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import clean, masked, on_one_line, quoted

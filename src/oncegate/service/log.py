@@ -17,11 +17,18 @@ from oncegate.background import Background
 from oncegate.gate import Notice
 from oncegate.gate.observers import ascii_only, outcome_of, spelt
 from oncegate.gate.outcome import STATUSES, Outcome
-from oncegate.text import clean, colour_system, on_one_line
+from oncegate.text import clean, on_one_line
 
 _MAX_QUEUED_LINES: Final = 1_000
 _LINES_PER_WRITE: Final = 100
 _FLUSH_TIMEOUT: Final = 0.1  # seconds
+
+
+def console_for(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+    """The console of stdout or stderr. If NO_COLOR is set, the console prints no colours and no bold or dim text. Rich
+    alone would turn off only the colours."""
+    colours = None if Console().no_color else "auto"
+    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=colours)
 
 
 def pretty_line(notice: Notice) -> None:
@@ -34,7 +41,7 @@ def pretty_line(notice: Notice) -> None:
     status = (outcome.status.ljust(9), STATUSES[outcome.status].colour)
     text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"
     line = Text.assemble((time, "dim"), "  ", status, text)
-    Console(highlight=False, soft_wrap=True, color_system=colour_system()).print(line, *stack_lines(outcome), sep="\n")
+    console_for().print(line, *stack_lines(outcome), sep="\n")
 
 
 pretty_line.logs_outcomes = True  # type: ignore[attr-defined]  # see `log_outcomes`
