@@ -27,8 +27,10 @@ _FLUSH_TIMEOUT: Final = 0.1  # seconds
 def console_for(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     """The console of stdout or stderr. If NO_COLOR is set, the console prints no colours and no bold or dim text. Rich
     alone would turn off only the colours."""
-    colours = None if Console().no_color else "auto"
-    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=colours)
+    console = Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    if not console.no_color:
+        return console
+    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None)
 
 
 def pretty_line(notice: Notice) -> None:
