@@ -68,6 +68,16 @@ class TestTerminal:
         assert entity in shown
         assert ("type" not in headers) or re.search(r"[a-z]\.\s", shown)
 
+    def test_an_indent(self, tmp_path: Path) -> None:
+        """On a terminal, the groups of `oncegate read` are folded with a small indent."""
+        events = [{"id": "1", "type": "t", name: 1} for name in ("a_long_name_of_a_member", "another_long_name")]
+        (tmp_path / "events.json").write_text(json.dumps(events))
+        shown = on_terminal(["read", "events.json"], tmp_path, COLUMNS="50", NO_COLOR="1").splitlines()
+        start = next(number for number, line in enumerate(shown) if "share a key" in line)
+        assert shown[start].startswith("    1 and 2 share a key: ")
+        assert shown[start + 1].startswith("      ")
+        assert max(map(len, shown[start : start + 3])) <= 50
+
     def test_the_error_of_a_dead_letter_is_shown(self, gate: Gate, tmp_path: Path) -> None:
         """At 50 columns, the list of dead letters has the key and the error; the event id is left out."""
         outcome = gate.run({"id": "an-event-with-a-long-name"}, lambda event: 1 / 0)

@@ -22,12 +22,13 @@ from oncegate.times import EPOCH
 
 _WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
 _GAP = 2
+_MOST_INDENT = 4
 _NARROWEST = 8  # a column that would be narrower than this is left out
 _LONGEST_LABEL = 40
 _LONGEST_WORD = 16
 _LONGEST_ID = 40  # a word that is not longer, such as a UUID, is folded only if no column can be left out
 _KEPT = 3  # essential columns that are folded before they are left out
-_PIECES = re.compile(r"[^.-]*[.-]|[^.-]+")  # a long id or type is folded after these characters
+_PIECES = re.compile(r"[^,.-]*[,.-]|[^,.-]+")  # a long id or type is folded after these characters
 _KEY = "key"
 _TYPE = "type"
 _PROGRESS_AFTER = 1_000_000  # microseconds
@@ -62,14 +63,12 @@ def print_text(text: str) -> None:
 
 
 def print_indented(text: str, indent: int) -> None:
-    """Print a line with an indent. On a terminal, a long line is folded, the indent is at most 8, and the folded lines
-    have a greater indent."""
+    """Print a line with an indent. On a terminal, the indent is at most 4, and a line that does not fit is folded."""
     line = on_one_line(text)
     if not sys.stdout.isatty():
         print(f"{' ' * indent}{line}")
         return
-    first = " " * min(indent, _NARROWEST)
-    width = console_for().width
+    first, width = " " * min(indent, _MOST_INDENT), console_for().width
     print(fill(line, width, initial_indent=first, subsequent_indent=f"{first}  ", break_on_hyphens=False))
 
 
@@ -198,8 +197,8 @@ def _print_table(console: Console, columns: list[_Column]) -> None:
 
 
 def _fold(cell: str, width: int | None) -> str:
-    """The cell with line breaks within words that are longer than the width: after dots and hyphens, if possible. Rich
-    makes the other line breaks."""
+    """The cell with line breaks within words that are longer than the width: after commas, dots and hyphens, if
+    possible. Rich makes the other line breaks."""
     if width is None or cell_len(cell) <= width:
         return cell
     return " ".join(_fold_word(word, width) if cell_len(word) > width else word for word in cell.split(" "))

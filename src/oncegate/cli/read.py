@@ -139,7 +139,8 @@ def _time(event: Event) -> str | None:
 def _show_keys(shown: list[tuple[FoundEvent, list[Made]]]) -> None:
     rows = [_key_row(found, made) for found, each in shown for made in each]
     if rows:
-        show_table(("key", "event", "strategy", "made of"), rows, essential=("key", "event", "strategy", "made of"))
+        headers = ("key", "event", "strategy", "made of")
+        show_table(headers, rows, essential=headers, required=("made of",))
         print()
 
 
@@ -155,7 +156,7 @@ def _show_columns(comparison: StrategyComparison, similar: SimilarEvents) -> Non
     """Print a line for each strategy, and a line for each group of events that share a key."""
     width = max(len(column.name) for column in comparison.columns)
     for column in comparison.columns:
-        print_text(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
+        print_indented(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}", 0)
         for line in _details(column, similar):
             print_indented(line, width + 4)
     print()
