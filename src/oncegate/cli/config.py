@@ -1,6 +1,5 @@
 """`oncegate config`: check the settings, and show where each value comes from."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -71,12 +70,10 @@ def check() -> None:
     """
     settings, problems = examine_settings({})
     exit_on_problems(list(dict.fromkeys([*problems, *_problems_in_use(settings)])))
-    chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
-    counts = Counter(shown.origin for shown in chosen)
-    places = ", ".join(f"{origin} ({count})" for origin, count in counts.items())
-    rest = "all other settings have their defaults"
-    summary = f"{times(len(chosen), 'value')} set in {places}; {rest}" if chosen else "all settings have their defaults"
-    print_text(f"The settings are valid: {summary}.")
+    places = ", ".join(dict.fromkeys(origin for origin in settings.origins.values() if origin != DEFAULT))
+    summary = f"values from {places}; all other settings" if places else "all settings"
+    routes = f" Routes with their own settings: {', '.join(settings.routes)}." if settings.routes else ""
+    print_text(f"The settings are valid: {summary} have their defaults.{routes}")
 
 
 def _problems_in_use(settings: Settings) -> list[str]:
