@@ -1,6 +1,7 @@
 """Settings on the command line: their sources, and `oncegate config`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -269,6 +270,7 @@ class TestShow:
         """`config show` prints how long attempts last with their pauses, and how long unavailability is retried."""
         (tmp_path / "oncegate.toml").write_text(chosen)
         _, out, _ = oncegate("config", "show")
+        assert re.search(r"^unguarded_types +none +default$", out, re.MULTILINE)
         told = dict(line.split(": ", 1) for line in out.splitlines()[-2:])
         assert attempts in told["max_attempts"]
         assert unavailable in told["retry_for"]
