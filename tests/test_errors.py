@@ -17,6 +17,7 @@ MADE: dict[type[OncegateError], Callable[[], OncegateError]] = {
     errors.SettingError: lambda: errors.SettingError("a=0 is too small", settings=["a"], or_none="to turn it off"),
     errors.MissingExtra: lambda: errors.MissingExtra("oncegate serve", "serve"),
     errors.SeveralEvents: lambda: errors.SeveralEvents(2),
+    errors.TooManyEvents: lambda: errors.TooManyEvents(4),
     errors.MissingKey: lambda: errors.MissingKey("fields", ("id", "detail.id")),
     errors.RetryLater: lambda: errors.RetryLater("not now", 3.5, public=True),
     errors.Bury: lambda: errors.Bury("never", public=True),

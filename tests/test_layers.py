@@ -65,6 +65,7 @@ LAZY = {
     ("doctor/store_facts.py", "oncegate.stores.redis.errors"): "optional dependency: the extra `redis`",
     ("doctor/store_facts.py", "oncegate.stores.redis.settings"): "optional dependency: the extra `redis`",
     ("doctor/store_facts.py", "oncegate.stores.sqlite"): "cold start: only the store that is used",
+    ("doctor/store_facts.py", "oncegate.stores.sqlite.connection"): "cold start: only the store that is used",
     ("doctor/store_facts.py", "oncegate.stores.sqlite.read_only"): "cold start: only the store that is used",
     ("doctor/store_facts.py", "oncegate.stores.sqlite.settings"): "cold start: only the store that is used",
     ("gate/engine.py", "oncegate.gate.async_runner"): "cold start: asyncio, only for `arun`",

@@ -143,7 +143,7 @@ class TestMistakes:
             ('log = "yes"', "log='yes' is not a choice; it is one of off, json"),
             ('sliding = "true"', "sliding='true' must be true or false"),
             ("unguarded_types = [1]", "unguarded_types=[1] must be a list of names"),
-            ("nothing_like_it = 1", ": see docs/settings.md"),
+            ("nothing_like_it = 1", ": see oncegate config show"),
             ('namespace = "a\\u001bb"', "namespace='a\\x1bb' must be printable text"),
             ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db"),
             ('store = "u:hunter2@host"', "store='***@host' is not a URL"),

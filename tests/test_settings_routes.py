@@ -120,7 +120,11 @@ class TestRoutes:
 
     def test_no_tables(self) -> None:
         """A value that must be a table is reported."""
-        for toml, message in (("route = 5", "route=5 must be a table"), ("[route]\ncrm = 5", "it must be a table")):
+        for toml, message in (
+            ("route = 5", "oncegate.toml: route must have a table for each route: write [route.NAME], not [[route]], "),
+            ('[[route]]\nname = "crm"', "oncegate.toml: route must have a table for each route: write [route.NAME], "),
+            ("[route]\ncrm = 5", "it must be a table"),
+        ):
             Path("oncegate.toml").write_text(toml)
             assert message in examine(environ={})[1][0]
 

@@ -78,7 +78,8 @@ def decode(raw: bytes) -> Any:
             raise ValueError("the text is empty") from error
         if "surrogate" in str(error) or _LONE_SURROGATE.search(raw):
             raise ValueError(r"an escape from \ud800 to \udfff stands alone; send both halves of the pair") from error
-        raise ValueError(f"the text is not JSON: {error}") from error
+        reason = str(error).removeprefix("JSON is malformed: ")  # of msgspec
+        raise ValueError(f"the text is not JSON: {reason}") from error
 
 
 def has_long_number(raw: bytes) -> bool:

@@ -83,11 +83,15 @@ class SeveralEvents(OncegateError, ValueError):
     `run_batch`."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(f"this call takes one event, but the payload holds {count}; use run_batch([payload], handler)")
+        advice = "use run_batch([payload], handler)" if count else "pass an event, or skip the call"
+        super().__init__(f"this call takes one event, but the payload holds {count or 'none'}; {advice}")
 
 
 class TooManyEvents(OncegateError):
     """A payload holds more events than the caller allows. Reading stops at the limit, so the total is not known."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(f"the payload holds more events than the limit of {most}; send fewer events in one payload")
 
 
 class MissingKey(OncegateError, LookupError):

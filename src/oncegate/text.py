@@ -11,7 +11,7 @@ _MAX_LISTED: Final = 20  # only the settings have more names than this
 def unknown(name: str, known: Collection[str], what: str) -> str:
     """The message for an unknown name. It suggests the most similar known name, or lists all known names."""
     near = get_close_matches(name, known, n=1, cutoff=0.6)
-    listed = ", ".join(sorted(known)) if len(known) <= _MAX_LISTED else f"{len(known)}: see docs/settings.md"
+    listed = ", ".join(sorted(known)) if len(known) <= _MAX_LISTED else f"{len(known)}: see oncegate config show"
     hint = f"did you mean {near[0]}?" if near else f"there are {listed}"
     return f"there is no {what} {name}; {hint}"
 

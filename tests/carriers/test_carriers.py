@@ -486,7 +486,7 @@ def test_event_limit(wrap: Callable[[list[str]], Any]) -> None:
     """In every carrier as many events as the limit are read, and one more is rejected."""
     texts = [json.dumps({**EVENT, "id": number}) for number in range(5)]
     assert [event.id for event in read(wrap(texts), most=5)] == ["0", "1", "2", "3", "4"]
-    with pytest.raises(TooManyEvents):
+    with pytest.raises(TooManyEvents, match="more events than the limit of 4; send fewer events in one payload"):
         read(wrap(texts), most=4)
 
 

@@ -247,6 +247,8 @@ class TestCompletion:
             ("oncegate dlq re", ["plain,redrive"]),
             ("oncegate dlq list --na", ["plain,--namespace"]),
             ("oncegate serve --mode ", ["plain,lease", "plain,mark_first"]),
+            ("oncegate serve --signature s", ["plain,standard-webhooks"]),
+            ("oncegate serve --signature n", ["plain,none"]),
             ("oncegate dlq list --output j", ["plain,json"]),
             ("oncegate read ev", ["file,ev"]),
             ("oncegate verify --truth tr", ["file,tr"]),

@@ -1,6 +1,7 @@
 """Settings on the command line: their sources, and `oncegate config`."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ class TestCommands:
         gate.run({"id": "evt-1"}, fail)
         assert "evt-1" in oncegate("dlq", "list")[1]
         monkeypatch.setenv("ONCEGATE_NAMESPACE", "crm")
-        assert oncegate("dlq", "list")[1] == "There are no dead letters.\n"
+        assert oncegate("dlq", "list")[1].startswith("There are no dead letters in namespace crm. ")
         assert "evt-1" in oncegate("dlq", "list", "--namespace", "default")[1]
 
     def test_the_named_file(self, oncegate: Run, tmp_path: Path) -> None:
@@ -85,10 +86,13 @@ class TestCommands:
 class TestCheck:
     def test_in_order(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Valid settings give one sentence that names their sources; no store is opened or created."""
-        assert oncegate("config", "check") == (0, "The settings are valid: all defaults.\n", "")
+        assert oncegate("config", "check") == (0, "The settings are valid: all settings have their defaults.\n", "")
         (tmp_path / "oncegate.toml").write_text('lease = "1s"\nstore = "sqlite:///not/there.db"')
         monkeypatch.setenv("ONCEGATE_THREADS", "4")
-        said = "The settings are valid: 3 settings from oncegate.toml, ONCEGATE_THREADS, defaults for the rest.\n"
+        said = (
+            "The settings are valid: values from oncegate.toml, ONCEGATE_THREADS; all other settings have their"
+            " defaults.\n"
+        )
         assert oncegate("config", "check") == (exit_codes.OK, said, "")
         assert [path.name for path in tmp_path.iterdir()] == ["oncegate.toml"]
 
@@ -266,6 +270,7 @@ class TestShow:
         """`config show` prints how long attempts last with their pauses, and how long unavailability is retried."""
         (tmp_path / "oncegate.toml").write_text(chosen)
         _, out, _ = oncegate("config", "show")
+        assert re.search(r"^unguarded_types +none +default$", out, re.MULTILINE)
         told = dict(line.split(": ", 1) for line in out.splitlines()[-2:])
         assert attempts in told["max_attempts"]
         assert unavailable in told["retry_for"]

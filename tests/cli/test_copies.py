@@ -69,7 +69,10 @@ def test_a_conflict_beside_a_re_emission() -> None:
         Sighting(3, *about, "b", b"x", b"key-2"),
     ]
     (group,) = groups_of_records(seen)
-    assert group.sentence == "2 records with the same event time, different content for one key: conflict, not retries."
+    assert group.sentence == (
+        "2 records with the same event time, different content for one key: conflict, not retries. The record of a"
+        " conflict has another key than the original record."
+    )
 
 
 def test_a_replay_that_runs() -> None:

@@ -144,6 +144,16 @@ class TestDeadLetters:
         assert oncegate("dlq", "list")[:2] == (exit_codes.OK, "There are no dead letters.\n")
         assert json.loads(oncegate("dlq", "list", "--output", "json")[1]) == []
 
+    def test_an_empty_namespace(self, oncegate: Run, gate: Gate) -> None:
+        """If a namespace has no dead letters, the sentence names other namespaces that have some, at most five."""
+        none = "There are no dead letters in namespace nope."
+        assert oncegate("dlq", "list", "--namespace", "nope")[1] == f"{none}\n"
+        for number in range(6):
+            Gate(gate.store, namespace=f"n{number}", max_attempts=1).run({"id": "evt-1"}, fail)
+        others = f"{none} There are dead letters in other namespaces: n0, n1, n2, n3, n4, ….\n"
+        assert oncegate("dlq", "list", "--namespace", "nope")[1] == others
+        assert oncegate("dlq", "list", "--namespace", "n1", "--type", "other")[1] == "No dead letter matches.\n"
+
     def test_list(self, oncegate: Run, gate: Gate) -> None:
         """Each dead letter is one line with its key and error; control characters are escaped."""
         outcome = gate.run({"id": "evt-1", "type": "t"}, fail)
@@ -256,10 +266,17 @@ class TestDeadLetters:
         gate.run_batch([{"id": number} for number in range(250)], fail)
         assert oncegate("dlq", "drop", "--all", "--yes")[1] == "250 dead letters match.\n250 dropped.\n"
 
-    @pytest.mark.parametrize("arguments", [(), ("--all", "0" * 32), ("--all", "--type", "t")])
-    def test_which(self, oncegate: Run, arguments: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(
+        ("arguments", "problem"),
+        [
+            ((), "name the keys of dead letters, use filters such as --type or --error, or use --all"),
+            (("--all", "0" * 32), "keys and --all cannot be combined, because --all selects every dead letter"),
+            (("--all", "--type", "t"), "filters and --all cannot be combined, because --all selects every dead letter"),
+        ],
+    )
+    def test_which(self, oncegate: Run, arguments: tuple[str, ...], problem: str) -> None:
         """Either keys and filters or --all is required; the store is not opened otherwise."""
         for command in ("redrive", "drop"):
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exit_codes.USAGE
-            assert "name the keys of dead letters, use filters such as --type or --error, or use --all" in err
+            assert problem in err

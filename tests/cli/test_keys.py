@@ -14,6 +14,11 @@ from tests.cli.conftest import Run
 ABOUT = EventSummary("plain", "call", "conv-7", delivery_id="runs")
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 class TestList:
     @pytest.fixture(autouse=True)
     def records(self, gate: Gate) -> None:
@@ -55,7 +60,9 @@ class TestList:
     def test_nothing(self, oncegate: Run) -> None:
         """An empty list is one sentence."""
         assert oncegate("keys", "list", "--entity", "other")[1] == "No record matches.\n"
-        assert oncegate("keys", "list", "--namespace", "other")[1] == "There are no records.\n"
+        told = oncegate("keys", "list", "--namespace", "other")[1]
+        assert told == "There are no records in namespace other. There are records in other namespaces: default.\n"
+        assert oncegate("keys", "list", "--namespace", "other", "--type", "a")[1] == told
 
     def test_nothing_changes(self, oncegate: Run, gate: Gate) -> None:
         """The list only reads."""
@@ -108,12 +115,31 @@ class TestKeys:
     def test_reset(self, oncegate: Run, gate: Gate) -> None:
         """After a reset the event runs again; a second reset finds no record."""
         outcome = gate.run({"id": "evt-1"}, lambda event: None)
-        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exit_codes.OK
+        code, out, _ = oncegate("keys", "reset", str(outcome.key), "--yes")
+        assert code == exit_codes.OK
+        assert out.endswith(f"Deleted {outcome.key}. Running processes may cache its completion for up to a minute.\n")
         assert gate.run({"id": "evt-1"}, lambda event: None).status == "processed"
         oncegate("keys", "reset", str(outcome.key), "--yes")
         code, _, err = oncegate("keys", "reset", str(outcome.key), "--yes")
         assert code == exit_codes.NOT_FOUND
         assert "there is no record of" in err
+        assert "the event was never seen, or its record has expired, or was reset or dropped" in err
+
+    def test_reset_of_a_dead_letter(self, oncegate: Run, gate: Gate) -> None:
+        """A dead letter is not reset, because its payload would be lost."""
+        key = gate.run({"id": "evt-1"}, lambda event: 1 / 0).key
+        code, out, err = oncegate("keys", "reset", str(key), "--yes")
+        assert (code, out) == (exit_codes.USAGE, "")
+        assert f"use oncegate dlq redrive {key} to run it again, or oncegate dlq drop {key} to delete it" in err
+        assert len(gate.store.dead_letters()) == 1
+
+    def test_reset_of_a_waiting_event(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The payload of a waiting event is deleted with its record, and no completion is cached."""
+        (outcome,) = gate.admit([{"id": "evt-1"}])
+        monkeypatch.setattr("sys.stdin", _Terminal("y\n"))
+        code, out, err = oncegate("keys", "reset", str(outcome.key))
+        assert (code, out.endswith(f"Deleted {outcome.key}.\n")) == (exit_codes.OK, True)
+        assert "Delete this record and the stored payload, so that the next delivery runs?" in out + err
 
     def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a confirmation nothing is deleted."""

@@ -55,6 +55,12 @@ class TestErrors:
                 exit_codes.FAILED,
                 "choose another with --host",
             ),
+            (
+                ("serve", "--host", "192.0.2.1"),
+                exit_codes.USAGE,
+                "(--signature SCHEME), or allow this with",
+            ),
+            (("work", "foo"), exit_codes.USAGE, "'foo' is not a source; use inbox, or the URL of a queue such as"),
             (("serve", "--host", "192.0.2.1", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
             (("serve", "--host", "a..b", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
             (

@@ -14,13 +14,16 @@ from tests.cli.conftest import Run, on_terminal
 
 class TestTerminal:
     def test_colour_and_table(self, gate: Gate, tmp_path: Path) -> None:
-        """On a terminal a table has bold headers and whole keys; NO_COLOR turns colour off."""
+        """On a terminal a table has bold headers and whole keys; NO_COLOR turns off colour, bold and dim text."""
         outcome = gate.run({"id": "evt-1"}, lambda event: 1 / 0)
         shown = on_terminal(["dlq", "list"], tmp_path)
         assert "\x1b[1m" in shown
         assert str(outcome.key) in shown
         assert "ZeroDivisionError" in shown
-        assert "\x1b[3" not in on_terminal(["dlq", "list"], tmp_path, NO_COLOR="1")
+        for command in (["dlq", "list"], ["dlq", "show", str(outcome.key)], ["dlq", "show", "0" * 32], ["doctor"]):
+            assert "\x1b" in on_terminal(command, tmp_path)
+            assert "\x1b" not in on_terminal(command, tmp_path, NO_COLOR="1")
+        assert "\x1b" not in on_terminal(["dlq", "list"], tmp_path, NO_COLOR="1", COLUMNS="60")
 
     @pytest.mark.parametrize("columns", [200, 100, 60, 50, 42, 33])
     def test_keys_are_whole(self, gate: Gate, tmp_path: Path, columns: int) -> None:
@@ -44,6 +47,36 @@ class TestTerminal:
         assert "too long for the rest of a line of eighty characters" in " ".join(row[-1] for row in cells)
         said = " ".join(re.sub(r"\x1b\[\d*m", "", shown).split())
         assert "Columns not shown: namespace, type, attempts, dead since. Use a wider terminal or a pipe." in said
+
+    @pytest.mark.parametrize(
+        ("columns", "headers"),
+        [(120, ["key", "event", "id", "entity", "state"]), (100, ["key", "type", "entity", "state"]), (70, None)],
+    )
+    def test_ids_are_whole(self, gate: Gate, tmp_path: Path, columns: int, headers: list[str] | None) -> None:
+        """Less important columns are left out before an id is folded. Types are folded after dots, and an id that must
+        be folded is folded after hyphens."""
+        entity, type_ = "7c9e6679-7425-40de-944b-e07fc1f90ae7", "v2.detail.events.conversation.customer.start"
+        body = {"id": "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10", "type": type_, "conversationId": entity}
+        gate.run(body, lambda event: None)
+        shown = on_terminal(["keys", "list"], tmp_path, COLUMNS=str(columns), NO_COLOR="1")
+        assert max(map(len, shown.splitlines())) <= columns
+        if headers is None:
+            assert re.search(r"completed\s*\n", shown)
+            assert re.search(r"7c9e6679-7425-40de-944b-\s", shown)
+            return
+        assert shown.splitlines()[0].split() == headers
+        assert entity in shown
+        assert ("type" not in headers) or re.search(r"[a-z]\.\s", shown)
+
+    def test_an_indent(self, tmp_path: Path) -> None:
+        """On a terminal, the groups of `oncegate read` are folded with a small indent."""
+        events = [{"id": "1", "type": "t", name: 1} for name in ("a_long_name_of_a_member", "another_long_name")]
+        (tmp_path / "events.json").write_text(json.dumps(events))
+        shown = on_terminal(["read", "events.json"], tmp_path, COLUMNS="50", NO_COLOR="1").splitlines()
+        start = next(number for number, line in enumerate(shown) if "share a key" in line)
+        assert shown[start].startswith("    1 and 2 share a key: ")
+        assert shown[start + 1].startswith("      ")
+        assert max(map(len, shown[start : start + 3])) <= 50
 
     def test_the_error_of_a_dead_letter_is_shown(self, gate: Gate, tmp_path: Path) -> None:
         """At 50 columns, the list of dead letters has the key and the error; the event id is left out."""

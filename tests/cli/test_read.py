@@ -132,7 +132,7 @@ class TestFiles:
     def test_a_file_that_cannot_be_read(self, oncegate: Run, tmp_path: Path, name: str, said: str) -> None:
         """A missing file is reported before anything is printed."""
         (tmp_path / "a.json").write_text("{}")
-        assert oncegate("read", "a.json", name) == (exit_codes.FAILED, "", f"Error: cannot read {name}: {said}\n")
+        assert oncegate("read", "a.json", name) == (exit_codes.USAGE, "", f"Error: cannot read {name}: {said}\n")
 
     def test_no_file(self, oncegate: Run) -> None:
         """At least one file is required."""

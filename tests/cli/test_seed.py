@@ -134,7 +134,7 @@ class TestFiles:
     def test_a_missing_file(self, oncegate: Run) -> None:
         """A file that cannot be read ends the command before anything is written."""
         code, _, err = oncegate("seed", "none.jsonl", "--source", "plain")
-        assert (code, err) == (exit_codes.FAILED, "Error: cannot read none.jsonl: No such file or directory\n")
+        assert (code, err) == (exit_codes.USAGE, "Error: cannot read none.jsonl: No such file or directory\n")
 
 
 class TestBadRows:

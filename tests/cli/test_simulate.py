@@ -1,5 +1,6 @@
 """`oncegate simulate` and `oncegate verify`, with a running service and its log."""
 
+import io
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 from oncegate import Gate, read
 from oncegate import keys as oncegate_keys
 from oncegate.cli import exit_codes
+from oncegate.cli.event_files import raw_documents
 from oncegate.gate.observers import fields_of
 from tests.cli.conftest import Run, on_terminal
 from tests.stores.servers import free_port, until
@@ -169,7 +171,9 @@ class TestReplay:
         (tmp_path / "mine.json").write_text(RECORDINGS[form])
         code, out, err = oncegate("simulate", "--replay", "mine.json", "--to", "file://sent.jsonl")
         assert (code, err) == (exit_codes.OK, "")
-        assert re.search(r"^first +5 +5 +0 +0\nSent 5 deliveries of 5 events from mine\.json in", out, re.MULTILINE)
+        assert re.search(
+            r"^document +5 +5 +0 +0\nSent 5 deliveries of 5 documents from mine\.json in", out, re.MULTILINE
+        )
         assert "--seed" not in out
         assert [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()] == EVENTS
 
@@ -189,6 +193,22 @@ class TestReplay:
         assert summary["seconds"] >= 0.1  # five pauses of 20 ms
         service.work_off(5)
 
+    def test_a_refused_document(self, service: Service, oncegate: Run, tmp_path: Path) -> None:
+        """The line of the first refused document and the reason in the answer are printed."""
+        (tmp_path / "mine.json").write_text('{"id": "1", "type": "t"}\n\n{"id": "2" "type": "t"}\nnone\n')
+        code, out, _ = oncegate("simulate", "--replay", "mine.json", "--to", service.url)
+        assert code == exit_codes.FAILED
+        assert re.search(r"^Not accepted: HTTP 400 \(2\), first at line 3: .*the text is not JSON: ", out, re.MULTILINE)
+
+    @pytest.mark.parametrize("before", [b"", b"\n\n", b'{\n"id":  0}\n'])
+    def test_the_bytes_of_a_document(self, before: bytes) -> None:
+        """A document that spans lines keeps its white space."""
+        text = b'{\r\n    "id":   "1",\n\n\t"type": "t"  \n  }'
+        sent = [raw for raw, _ in raw_documents(io.BytesIO(before + text + b"\n"))]
+        assert sent[-1].strip() == text
+        items = list(raw_documents(io.BytesIO(b"[\n  %b,\n  {}\n]" % text)))
+        assert items == [(text, "item 1"), (b"{}", "item 2")]
+
     def test_from_stdin(self, tmp_path: Path) -> None:
         """A recording can come from a pipe, and its events can go to a pipe."""
         command = [sys.executable, "-m", "oncegate", "simulate", "--replay", "-", "--to", "-"]
@@ -196,7 +216,7 @@ class TestReplay:
         done = subprocess.run(command, cwd=tmp_path, input=given, capture_output=True, text=True, timeout=60)
         assert done.returncode == exit_codes.OK
         assert [json.loads(line) for line in done.stdout.splitlines()] == EVENTS
-        assert done.stderr.startswith("Sent 5 deliveries of 5 events from - in ")
+        assert done.stderr.startswith("Sent 5 deliveries of 5 documents from - in ")
 
     def test_a_share(self, oncegate: Run) -> None:
         """A number is still the share of replayed events."""
@@ -209,11 +229,15 @@ class TestReplay:
         [
             (("--replay", "7"), exit_codes.USAGE, "7 is not a share from 0 to 1; write ./7 to name a file"),
             (("--replay", "nan"), exit_codes.USAGE, "nan is not a share from 0 to 1"),
-            (("--replay", "none.json"), exit_codes.FAILED, "cannot read none.json: No such file or directory"),
-            (("--replay", "empty"), exit_codes.FAILED, "there is no event in empty"),
-            (("--replay", "empty", "--echo", "0.1"), exit_codes.USAGE, "--echo changes generated traffic; remove it"),
-            (("--replay", "empty", "--truth", "t"), exit_codes.USAGE, "--truth changes generated traffic"),
-            (("--replay", "empty", "--events", "3"), exit_codes.USAGE, "--events changes generated traffic"),
+            (("--replay", "none.json"), exit_codes.USAGE, "cannot read none.json: No such file or directory"),
+            (("--replay", "empty"), exit_codes.FAILED, "there is no document in empty"),
+            (("--replay", "empty", "--echo", "0.1"), exit_codes.USAGE, "--echo changes only generated traffic; remove"),
+            (
+                ("--replay", "empty", "--truth", "t"),
+                exit_codes.USAGE,
+                "it is not known which documents are the same event",
+            ),
+            (("--replay", "empty", "--events", "3"), exit_codes.USAGE, "--events changes only generated traffic"),
         ],
     )
     def test_refused(self, options: tuple[str, ...], code: int, text: str, oncegate: Run, tmp_path: Path) -> None:
@@ -224,10 +248,10 @@ class TestReplay:
         assert text in err
 
     def test_progress(self, tmp_path: Path) -> None:
-        """On a terminal the number of sent events is shown."""
+        """On a terminal the number of sent documents is shown."""
         (tmp_path / "mine.json").write_text((RECORDINGS["lines"] + "\n") * 100)
         shown = on_terminal(["simulate", "--replay", "mine.json", "--to", "file://sent"], tmp_path)
-        assert re.search(r"\d/\? events", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+        assert re.search(r"\d/\? documents", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
 
 
 class TestVerify:
@@ -358,11 +382,11 @@ class TestVerify:
     def test_files_that_cannot_be_read(self, oncegate: Run, truth: str, tmp_path: Path) -> None:
         """A missing or invalid file gives one sentence."""
         (tmp_path / "done").write_text("no JSON\n")
-        for options, said in (
-            (("--truth", "none", "--effects", "done"), "cannot read none: No such file or directory"),
-            (("--truth", "done", "--effects", "done"), "done is not a truth file of this version"),
-            (("--truth", truth, "--effects", "done"), "done:1: invalid line in an effects file"),
+        for options, expected, said in (
+            (("--truth", "none", "--effects", "done"), exit_codes.USAGE, "cannot read none: No such file or directory"),
+            (("--truth", "done", "--effects", "done"), exit_codes.FAILED, "done is not a truth file of this version"),
+            (("--truth", truth, "--effects", "done"), exit_codes.FAILED, "done:1: invalid line in an effects file"),
         ):
             code, out, err = oncegate("verify", *options)
-            assert (code, out) == (exit_codes.FAILED, "")
+            assert (code, out) == (expected, "")
             assert err.startswith(f"Error: {said}")

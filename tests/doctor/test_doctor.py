@@ -237,10 +237,20 @@ class TestStores:
         assert (code, err) == (exit_codes.ERRORS_FOUND, "")
         assert severities(out) == {"aws.readable": "error", "settings.attempts": "warning"}
 
+    def test_no_region(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """If the region is missing, the finding says how to set it."""
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+        code, out, _ = oncegate("doctor", "--queue", "crm")
+        assert code == exit_codes.ERRORS_FOUND
+        assert "decide  Choose the region of the deployment: use --region, or set AWS_REGION.\n" in out
+
     def test_on_a_terminal(self, tmp_path: Path) -> None:
         """There is a table in colour, then each finding in full."""
         shown = on_terminal(["doctor", "--store", "memory://"], tmp_path)
         assert re.search(r"warning +store\.memory +memory://", shown)
         assert "\x1b[33mwarning\x1b[0m  store.memory  memory://" in shown
         assert "export ONCEGATE_STORE=sqlite:///oncegate.db" in shown
+        assert 'write store = "sqlite:///oncegate.db" above the first table in oncegate.toml' in " ".join(shown.split())
         assert "\x1b[33m" not in on_terminal(["doctor", "--store", "memory://"], tmp_path, NO_COLOR="1")

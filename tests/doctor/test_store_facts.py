@@ -66,6 +66,8 @@ def test_a_store_that_cannot_be_used(oncegate: Run, tmp_path: Path) -> None:
         ):
             code, out, err = oncegate("doctor", "--store", url, "--output", "json")
             assert (code, err, severities(out)) == (exit_codes.ERRORS_FOUND, "", {"store.reachable": "error"})
+            missing = "the folder none for the store none/oncegate.db does not exist; create it first"
+            assert (missing in out) == ("none/oncegate" in url)
 
 
 def test_redis(oncegate: Run, tmp_path: Path) -> None:

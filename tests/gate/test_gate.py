@@ -99,8 +99,8 @@ class TestOnce:
 
     def test_run_takes_one_event(self, gate: Gate) -> None:
         """A payload with several events, or none, is refused before anything is claimed."""
-        for payload in ([{"id": 1}, {"id": 2}], []):
-            with pytest.raises(SeveralEvents, match="use run_batch"):
+        for payload, advice in (([{"id": 1}, {"id": 2}], "use run_batch"), ([], "holds none; pass an event")):
+            with pytest.raises(SeveralEvents, match=advice):
                 gate.run(payload, Handler())
         assert gate.store.browse() == []
 

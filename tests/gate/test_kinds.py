@@ -144,7 +144,10 @@ class TestKinds:
             ("duplicate", "redelivery"),
             ("duplicate", "re-emission"),
         ]
-        assert outcomes[0].reason == "Duplicate of evt-1, processed by earlier code (seeded 3 s ago); the handler was not run again."
+        assert (
+            outcomes[0].reason
+            == "Duplicate of evt-1, processed by earlier code (seeded 3 s ago); the handler was not run again."
+        )
 
     def test_concurrent(self, gate: Gate) -> None:
         """A copy that arrives while the first one runs is concurrent."""

@@ -237,7 +237,7 @@ class TestLifecycle:
         command = [sys.executable, "-m", "oncegate", "serve", "--port", port]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
         assert done.returncode == 1
-        assert "choose another with --port" in done.stderr
+        assert "choose another with --port, ONCEGATE_SERVE_PORT or serve.port in the settings file" in done.stderr
         assert "Traceback" not in done.stderr
 
 

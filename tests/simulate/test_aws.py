@@ -214,6 +214,10 @@ class TestAddresses:
             open_target(url)
 
 
+def placed(documents: list[bytes]) -> list[tuple[bytes, str | None]]:
+    return [(raw, None) for raw in documents]
+
+
 class TestRecordings:
     """Recorded documents, which may be larger than simulated ones, or not JSON."""
 
@@ -225,7 +229,7 @@ class TestRecordings:
         large = [json.dumps({"id": each, "conversationId": entity, "text": text}).encode() for each in range(4)]
         documents = [*large, b"\xff\xfe", b"not JSON"]
         target = open_target(cloud.target("sqs://mine.fifo"))
-        planned = list(recorded_deliveries(documents, Plan(copy_options=CopyOptions(copies=(1, 1)))))
+        planned = list(recorded_deliveries(placed(documents), Plan(copy_options=CopyOptions(copies=(1, 1)))))
         answers = target.send(planned)
         target.close()
         assert [type(answer).__name__ for answer in answers] == ["Accepted"] * 4 + ["Rejected", "Accepted"]
@@ -236,7 +240,9 @@ class TestRecordings:
         cloud.client_of("events").create_event_bus(Name="mine")
         target = open_target(cloud.target("eventbridge://mine"))
         documents = [b'{"id": "1"}', b"[1]", b"not JSON", b'{"detail-type": "t", "detail": {"n": 1}}']
-        answers = target.send(list(recorded_deliveries(documents, Plan(copy_options=CopyOptions(copies=(1, 1))))))
+        answers = target.send(
+            list(recorded_deliveries(placed(documents), Plan(copy_options=CopyOptions(copies=(1, 1)))))
+        )
         target.close()
         assert [type(answer).__name__ for answer in answers] == ["Accepted", "Rejected", "Rejected", "Accepted"]
         assert answers[1] == Rejected("not a JSON object")

@@ -34,15 +34,16 @@ T = TypeVar("T")
 
 
 class _Found(list[Delivery]):
-    """The deliveries found so far, and how many more pieces may be unwrapped."""
+    """The deliveries found so far, the limit, and how many more pieces may be unwrapped."""
 
+    most: int = 0
     left: float = float("inf")
 
     def expect(self, count: int) -> None:
         """Raise TooManyEvents if a carrier with `count` pieces exceeds the limit. The first piece replaces its carrier,
         so the first piece does not count. An empty carrier counts like one event, because unwrapping it takes time."""
         if count - 1 > self.left:
-            raise TooManyEvents
+            raise TooManyEvents(self.most)
 
     def each(self, pieces: Iterable[T]) -> Iterator[T]:
         """Iterate over the pieces of a carrier and count them. The first piece beyond the limit raises TooManyEvents;
@@ -63,7 +64,7 @@ def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int
         return [Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))]
     found = _Found()
     if most is not None:
-        found.left = most - 1
+        found.most, found.left = most, most - 1
     if headers:
         _unwrap_piece(web.request(raw, headers, NO_EVIDENCE), NO_EVIDENCE, 0, found)
     else:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import click
@@ -141,8 +142,9 @@ class _Help(click.Command):
         width = _column_width(formatter, [name for records in options.values() for name, _ in records])
         for heading in (_OTHER, *self.sections):
             if heading in options:
+                records = [(_folded_name(name, formatter).ljust(width), text) for name, text in options[heading]]
                 with formatter.section(heading):
-                    formatter.write_dl([(name.ljust(width), text) for name, text in options[heading]], col_max=width)
+                    formatter.write_dl(records, col_max=width)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         if self.examples:
@@ -173,12 +175,19 @@ def _column_width(formatter: click.HelpFormatter, names: Iterable[str]) -> int:
     return max((len(name) for name in names if len(name) <= _WIDEST_NAME), default=0)
 
 
+def _folded_name(name: str, formatter: click.HelpFormatter) -> str:
+    """The name of an option. The two names of a flag that can be turned off are on two lines if they do not fit."""
+    indent = formatter.indent_increment
+    return name if indent + len(name) <= formatter.width else name.replace(" / ", f" /\n{' ' * indent}")
+
+
 def _folded(line: str, width: int, indent: int) -> str:
     """A command line, folded with backslashes, so that it can be copied from a narrow terminal. An option stays on the
-    line of its value."""
+    line of its value if both fit on one line."""
     first, *parts = _PARTS.findall(line)
     lines = [" " * indent + first]
-    for part in parts:
+    room = width - indent - 4 - len(" \\")
+    for part in chain.from_iterable([part] if len(part) <= room else part.split(" ", 1) for part in parts):
         if len(lines[-1]) + 1 + len(part) + len(" \\") > width:
             lines[-1] += " \\"
             lines.append(" " * (indent + 4) + part)

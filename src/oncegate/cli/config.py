@@ -70,10 +70,10 @@ def check() -> None:
     """
     settings, problems = examine_settings({})
     exit_on_problems(list(dict.fromkeys([*problems, *_problems_in_use(settings)])))
-    chosen = [shown for shown in settings.shown() if shown.origin != DEFAULT]
-    places = ", ".join(dict.fromkeys(shown.origin for shown in chosen))
-    summary = f"{times(len(chosen), 'setting')} from {places}, defaults for the rest" if chosen else "all defaults"
-    print_text(f"The settings are valid: {summary}.")
+    places = ", ".join(dict.fromkeys(origin for origin in settings.origins.values() if origin != DEFAULT))
+    summary = f"values from {places}; all other settings" if places else "all settings"
+    routes = f" Routes with their own settings: {', '.join(settings.routes)}." if settings.routes else ""
+    print_text(f"The settings are valid: {summary} have their defaults.{routes}")
 
 
 def _problems_in_use(settings: Settings) -> list[str]:
@@ -121,7 +121,7 @@ def show(settings: Settings, output: str) -> None:
             {each.setting: {"value": each.value, "from": each.origin} | rest.get(each.setting, {}) for each in found}
         )
         return
-    rows = [(each.setting, as_text(each.value), each.origin) for each in found]
+    rows = [(each.setting, as_text(each.value) or "none", each.origin) for each in found]
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
     for name, text in lasts.items():
         print_text(f"{name}: {text}")

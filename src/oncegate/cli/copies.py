@@ -189,7 +189,10 @@ def _conclude(group: list[Sighting], noun: str) -> CopyGroup:
     conflicting, state = _conflicting(group), _common_state(group)
     if conflicting and (state is None or len({(each.key, each.event_id) for each in group}) == 1):
         what = f"{len(conflicting)} {noun}{_apart(conflicting)}, different content for one key: conflict, not retries"
-        return CopyGroup("conflict", f"{what}{_dead_letters(conflicting)}.", group, separate)
+        sentence = f"{what}{_dead_letters(conflicting)}."
+        if noun == "records":
+            sentence += " The record of a conflict has another key than the original record."
+        return CopyGroup("conflict", sentence, group, separate)
     what = f"{len(group)} {noun}{_apart(group)}, different content, same state ({state}): double emission"
     return CopyGroup("double emission", f"{what}; {_decided(group, _STATE_CHANGE)}.", group, separate)
 
@@ -231,18 +234,18 @@ def _kind(sighting: Sighting, first: Sighting) -> Verdict:
 
 def _possible(group: list[Sighting]) -> CopyGroup:
     of_type = "" if group[0].type is None else f" of type {group[0].type}"
-    what = f"{len(group)} records{of_type}{_apart(group)}, different content"
+    what = f"Possible double emission: {len(group)} records{of_type}{_apart(group)}, different content."
     unrun = sum(each.unrun for each in group)
     if 0 < unrun < len(group):
         did = "1 of them was" if unrun == 1 else f"{unrun} of them were"
-        why = "recorded as done without a run, which the key strategy state_change does for a double emission"
-        return CopyGroup("possible double emission", f"{what}: {did} {why}.", group)
-    why = "a double emission if they report the same state change"
+        why = "recorded as done without a run. The key strategy state_change does this for a double emission"
+        return CopyGroup("possible double emission", f"{what} {did[0].upper()}{did[1:]} {why}.", group)
     look = (
-        "the store does not hold the state of completed events, so compare the state in their log lines, or their"
-        " payloads with oncegate read FILE"
+        "It is a double emission if the records report the same state change. The store does not hold the state of"
+        " completed events. Compare the state in the log lines of the events, or compare their payloads with oncegate"
+        " read FILE"
     )
-    return CopyGroup("possible double emission", f"{what}: {why}; {look}.", group, separate=True)
+    return CopyGroup("possible double emission", f"{what} {look}.", group, separate=True)
 
 
 def _attempted(sighting: Sighting, record: Record) -> CopyGroup:

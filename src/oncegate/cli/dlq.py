@@ -39,6 +39,7 @@ from oncegate.cli.record_filter import (
     Newest,
     RecordFilter,
     dead_letter_filter,
+    empty_listing,
     limit_option,
     list_newest,
     print_listing,
@@ -89,15 +90,16 @@ def list_(settings: Settings, chosen: RecordFilter, limit: int, scan: int, outpu
     dead letter must match all of them.
     """
     with closing(read_only_store(settings)) as store:
-        found = list_newest(_all_dead(store, settings), chosen, limit, scan, "dead letters")
-    print_listing(
-        found,
-        output,
-        lambda entry: _fields(entry, chosen.time_of, rfc3339),
-        lambda entries: _show_rows(entries, chosen.time_of),
-        "There are no dead letters." if chosen.is_empty else "No dead letter matches.",
-        f" of {found.count:,}",
-    )
+        namespace = namespace_of(settings)
+        found = list_newest(_all_dead(store, namespace), chosen, limit, scan, "dead letters")
+        print_listing(
+            found,
+            output,
+            lambda entry: _fields(entry, chosen.time_of, rfc3339),
+            lambda entries: _show_rows(entries, chosen.time_of),
+            lambda: empty_listing("dead letter", chosen, namespace, partial(_all_dead, store)),
+            f" of {found.count:,}",
+        )
 
 
 def _fields(entry: Entry, time_of: Callable[[Entry], int], spell: Callable[[int | None], str | None]) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def _select(
     entries = (
         (_dead(store, settings, key, or_waiting=or_waiting) for key in dict.fromkeys(keys))
         if keys
-        else _all_dead(store, settings)
+        else _all_dead(store, namespace_of(settings))
     )
     with Progress("dead letters") as progress:
         for count, entry in enumerate(entries, 1):
@@ -182,9 +184,9 @@ def _select(
                 yield entry
 
 
-def _all_dead(store: Store, settings: Settings) -> Iterator[Entry]:
+def _all_dead(store: Store, namespace: str | None) -> Iterator[Entry]:
     after = None
-    while page := store.dead_letters(namespace_of(settings), after=after, limit=_PAGE):
+    while page := store.dead_letters(namespace, after=after, limit=_PAGE):
         yield from page
         after = address_of(page[-1])
 
@@ -217,7 +219,13 @@ def _check_count(wanted: int, done: int, verb: str) -> None:
 
 
 def _require_choice(keys: Sequence[bytes], chosen: RecordFilter, all_: bool) -> None:
-    if (bool(keys) or not chosen.is_empty) is all_:
+    if all_ and (keys or not chosen.is_empty):
+        other = "keys" if keys else "filters"
+        raise click.UsageError(
+            f"{other} and --all cannot be combined, because --all selects every dead letter; remove --all or the"
+            f" {other}"
+        )
+    if not all_ and not keys and chosen.is_empty:
         raise click.UsageError("name the keys of dead letters, use filters such as --type or --error, or use --all")
 
 
@@ -271,9 +279,11 @@ def redrive(
     Name the KEYs, or select dead letters with filters, or use --all. If several filters are given, a dead letter must
     match all of them. On a terminal, the command asks for confirmation if --all or filters select several dead letters.
 
-    A running `oncegate serve` with the same store starts them within a second. With --handler this command runs them
-    itself: up to max_attempts times each, without a pause, and together with all other waiting events of the same
-    namespaces. With --handler and --all, the waiting events in the namespaces of the settings run too.
+    A running `oncegate serve` with the same store starts them within a second. With --handler, this command runs them
+    itself, up to max_attempts times each, without a pause.
+
+    The command with --handler also runs events that were waiting before. It runs all waiting events in the namespaces
+    of the selected dead letters. With --all, it also runs all waiting events in the namespaces that the settings name.
     """
     _require_choice(wanted, chosen, all_)
     call = None if handler is None else load_handler(handler, "--handler")
@@ -398,7 +408,11 @@ def _run(settings: Settings, store: Store, namespace: str, handler: Handler) -> 
 def drop(
     wanted: tuple[bytes, ...], all_: bool, dry_run: bool, yes: bool, settings: Settings, chosen: RecordFilter
 ) -> None:
-    """Delete dead letters with their payloads. Their events then count as never seen.
+    """Delete dead letters with their payloads. The next delivery of such an event then runs like a new event.
+
+    There are two exceptions, because their dead letters have other keys and the record of the original key stays. The
+    next delivery of a conflict is a conflict again. The next delivery of an event that failed after it was marked as
+    done (mode mark_first) is a duplicate.
 
     Name the KEYs, or select dead letters with filters, or use --all. If several filters are given, a dead letter must
     match all of them.

@@ -5,7 +5,6 @@ from typing import Final
 
 import click
 from msgspec.structs import asdict, replace
-from rich.console import Console
 from rich.text import Text
 
 from oncegate.cli import exit_codes
@@ -20,6 +19,7 @@ from oncegate.durations import microseconds, times
 from oncegate.errors import MissingExtra
 from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.config import is_described, routes_of
+from oncegate.service.log import console_for
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
 from oncegate.text import masked, on_one_line
@@ -116,7 +116,7 @@ def _with_deployment(
         from oncegate.doctor.reading import ReadRequest, read
     except ImportError:
         why = str(MissingExtra("reading from AWS", "aws"))
-        return replace(facts, unread=(Unread(what="AWS", why=why),))
+        return replace(facts, unread=(Unread(what="AWS", why=why, mend="pip install 'oncegate[aws]'"),))
     store = settings["store"] if in_aws else None
     request = ReadRequest(**parts)  # type: ignore[arg-type]  # click gives --bus its default
     return read(facts, request, store, region, endpoint)
@@ -151,11 +151,12 @@ def _show(facts: Facts, found: Findings) -> None:
 def _checked_parts(facts: Facts) -> str:
     parts = {"queue": facts.queue, "function": facts.function, "table": facts.table}
     named = [f"{kind} {part.name}" for kind, part in parts.items() if part is not None]
-    return ", ".join(["settings", *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
+    store = [] if facts.store is None or facts.store.problem is not None else ["store"]
+    return ", ".join(["settings", *store, *named, *(f"rule {facts.named(rule)}" for rule in facts.rules)])
 
 
 def _explain(rule: str, finding: Finding) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_for()
     console.print()
     console.print(
         Text.assemble((finding.severity, _COLOURS[finding.severity]), f"  {rule}  {on_one_line(finding.what)}")
@@ -165,6 +166,8 @@ def _explain(rule: str, finding: Finding) -> None:
         lines["mend"] = finding.mend
     else:
         lines |= {"decide": finding.decision, "start": finding.mend}
+    if finding.keep is not None:
+        lines["keep"] = f"The command changes only this shell. To keep the change, write {finding.keep}."
     for label, text in lines.items():
         console.print(Text.assemble("  ", (label.ljust(6), "dim"), f"  {on_one_line(text)}"))
 

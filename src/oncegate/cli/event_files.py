@@ -43,7 +43,7 @@ def open_input(file: str) -> Iterator[BinaryIO]:
             yield stream
     except OSError as error:
         print_error(f"cannot read {file}: {error.strerror or error}")
-        raise click.exceptions.Exit(exit_codes.FAILED) from error
+        raise click.exceptions.Exit(exit_codes.USAGE) from error
 
 
 # ── documents ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -58,22 +58,32 @@ class JsonDocument(Struct, frozen=True):
 
 def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
     """The documents of a stream, in order. Unreadable documents are included, so that their places can be reported."""
-    lines = _lines(stream)
-    head = [document for _, document in zip(range(2), lines, strict=False)]
+    read_lines: list[bytes] = []  # unchanged, because a document that spans lines must keep its white space
+    head: list[JsonDocument] = []
+    for line in stream:
+        read_lines.append(line)
+        if text := line.strip():
+            head.append(JsonDocument(text, len(read_lines)))
+        if len(head) == 2:
+            break
     if len(head) < 2:
         return _split(head[0].raw) if head else iter(())
     if _is_line_format(head[0].raw, head[1].raw):
-        return chain(head, lines)
-    blank = b"\n" * ((head[0].line or 1) - 1)  # restores the blank lines, to keep line numbers right
-    gap = b"\n" * ((head[1].line or 2) - (head[0].line or 1))
-    return _split(blank + head[0].raw + gap + head[1].raw + b"\n" + stream.read())
+        return chain(head, _lines(stream, len(read_lines) + 1))
+    return _split(b"".join(read_lines) + stream.read())
 
 
-def raw_documents(stream: BinaryIO) -> Iterator[bytes]:
-    """The bytes of each document of a stream. Each item of an array counts as a document."""
+def raw_documents(stream: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
+    """The bytes of each document of a stream, and its place, such as `line 3`. Each item of an array counts as a
+    document. The place is None if the file has one document."""
     for document in documents(stream):
+        line = None if document.line is None else f"line {document.line}"
         items = array_items(document.raw)
-        yield from [document.raw] if items is None else map(bytes, items)
+        if items is None:
+            yield document.raw, line
+            continue
+        for number, item in enumerate(items, 1):
+            yield bytes(item), ", ".join(filter(None, (line, f"item {number}")))
 
 
 def array_items(raw: bytes) -> list[Raw] | None:
@@ -86,8 +96,8 @@ def array_items(raw: bytes) -> list[Raw] | None:
         return None
 
 
-def _lines(stream: Iterable[bytes]) -> Iterator[JsonDocument]:
-    for number, line in enumerate(stream, 1):
+def _lines(stream: Iterable[bytes], first: int = 1) -> Iterator[JsonDocument]:
+    for number, line in enumerate(stream, first):
         if text := line.strip():
             yield JsonDocument(text, number)
 

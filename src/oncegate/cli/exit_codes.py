@@ -17,7 +17,7 @@ INTERRUPTED: Final = 130
 MEANINGS: Final = {
     OK: "success",
     FAILED: "the command failed",
-    USAGE: "invalid option, argument or setting",
+    USAGE: "invalid option, argument or setting, or unreadable input file",
     STORE: "the store cannot be used",
     NOT_FOUND: "no such key, event or dead letter",
     QUEUE: "the queue cannot be used",

@@ -62,6 +62,12 @@ _NOT_RECORDED = (
         "oncegate explain --file event.json --output json",
         "oncegate explain evt-1 --store sqlite:///oncegate.db --namespace default",
     ),
+    exit_codes={
+        exit_codes.OK: "the event is known",
+        exit_codes.USAGE: exit_codes.MEANINGS[exit_codes.USAGE],
+        exit_codes.STORE: exit_codes.MEANINGS[exit_codes.STORE],
+        exit_codes.NOT_FOUND: "the event is not known",
+    },
 )
 @click.argument("id_", metavar="[ID]", required=False)
 @click.option("--file", type=FileName(), metavar="FILE", help="Explain each event of a file; - reads stdin.")
@@ -77,13 +83,6 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
 
     For an entity with several records, and for a file with several events, the first sentence says whether they are
     copies: retries, a re-emission, a double emission or a conflict.
-
-    \b
-    Exit codes:
-      0  the event is known
-      2  invalid option, argument or setting
-      3  the store cannot be used
-      4  the event is not known
     """
     if (id_ is None) is (file is None) or id_ == "":
         raise click.UsageError("name one ID (a key, an event id or a conversation) or a --file of events")
@@ -119,7 +118,7 @@ def _explain_id(store: Store, settings: Settings, explainer: Explainers, id_: st
         show_json({"id": id_, "sentence": headline, "copies": copies_fields, "records": shown, **extent})
         return
     about_entity = len(explained) > 1 or shortened(id_) == entries[0].record.about.entity
-    if about_entity:
+    if len(explained) > 1 or (about_entity and groups):
         print_text(copies)
     if len(explained) == 1:
         _show(explained[0])

@@ -36,7 +36,7 @@ _NO_ID: Final = "an event without an id"
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
     "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
-    " record has expired (retention is {retention}), or its request was refused."
+    " record has expired (retention is {retention}), or its request was refused.{elsewhere}"
 )
 _UNLESS_MARKED: Final = ", unless the old place of the setting previous has marked the event"
 _UNKNOWN_TO_ALL: Final = (
@@ -94,7 +94,8 @@ def decision(
     if record.state == COMPLETED:
         return _completed(record, now)
     if record.state == DEAD:
-        return f"{_dead(record, role)}. It does not run again until it is redriven or dropped (oncegate dlq)."
+        again = "" if role in ("conflict", "refused") else " again"
+        return f"{_dead(record, role)}. It does not run{again} until it is redriven or dropped (oncegate dlq)."
     if record.state == IN_PROGRESS:
         return _in_progress(record, now, ended)
     return _released(record, now)
@@ -395,6 +396,7 @@ class Explainer:
             sentence = _UNKNOWN.format(
                 then=run if job.bury_reason is None else f"becomes a dead letter: {job.bury_reason}",
                 retention=self._settings["retention"],
+                elsewhere="" if namespace is None else f" Only the namespace {namespace} was searched.",
             )
             return self._with_timeline(Explanation(sentence, now, key=key), within, key)
         return self._with_timeline(self._explain_delivery(job.event, key, entry, now), entry.namespace, key)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import click
 import msgspec
 
-from oncegate.claims import Reset
+from oncegate.claims import COMPLETED, DEAD, Reset
 from oncegate.cli import exit_codes, options
 from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.options import (
@@ -32,6 +33,7 @@ from oncegate.cli.output import (
 from oncegate.cli.record_filter import (
     STATES,
     RecordFilter,
+    empty_listing,
     limit_option,
     list_newest,
     print_listing,
@@ -79,16 +81,16 @@ def list_(
     """
     chosen = RecordFilter(state=None if state is None else STATES[state], type=type_, entity=entity)
     with closing(read_only_store(settings)) as store:
-        found = list_newest(all_records(store, namespace_of(settings)), chosen, limit, scan, "records")
-    # The note has no total: the scan of some stores may yield a record twice.
-    print_listing(
-        found, output, fields, _show_rows, "There are no records." if chosen.is_empty else "No record matches."
-    )
+        namespace = namespace_of(settings)
+        found = list_newest(all_records(store, namespace), chosen, limit, scan, "records")
+        # The note has no total: the scan of some stores may yield a record twice.
+        empty = partial(empty_listing, "record", chosen, namespace, partial(all_records, store))
+        print_listing(found, output, fields, _show_rows, empty)
 
 
 def _show_rows(entries: Sequence[Entry]) -> None:
     headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
-    show_table(headers, [_row(entry) for entry in entries], essential=("key", "state", "event id", "type"))
+    show_table(headers, [_row(entry) for entry in entries], essential=("key", "state", "entity", "event id", "type"))
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:
@@ -130,16 +132,28 @@ def show(key: bytes, settings: Settings, output: str) -> None:
 @store_options
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(key: bytes, settings: Settings, yes: bool) -> None:
-    """Delete the record of KEY. The next delivery of its event then runs like a new event."""
+    """Delete the record of KEY. The next delivery of its event then runs like a new event.
+
+    A dead letter is not deleted: use `oncegate dlq redrive KEY` to run its event again, or `oncegate dlq drop KEY` to
+    delete it with its payload. If the event of KEY waits to be run, its stored payload is deleted too.
+    """
     with closing(existing_store(settings)) as store:
         entry = find_record(store, settings, key)
+        if entry.record.state == DEAD:
+            print_error(
+                f"{key.hex()} is a dead letter, and its payload would be lost; use oncegate dlq redrive {key.hex()} to"
+                f" run it again, or oncegate dlq drop {key.hex()} to delete it with its payload"
+            )
+            raise click.exceptions.Exit(exit_codes.USAGE)
         print_text(sentence(entry.record))
         for each in stage_records(store, entry):
             print_text(f"The event was published. Its consumer uses the key {each.key.hex()}; reset that key too.")
         if not yes:
-            confirm("Delete this record, so that the next delivery runs?")
+            payload = "" if entry.record.payload is None else " and the stored payload"
+            confirm(f"Delete this record{payload}, so that the next delivery runs?")
         (done,) = store.reset([Reset(entry.namespace, key)])
     if not done:
         print_error(f"another process deleted the record of {key.hex()} before this command did")
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
-    print_text(f"Deleted {key.hex()}. Running processes may cache its completion for up to a minute.")
+    cached = " Running processes may cache its completion for up to a minute."
+    print_text(f"Deleted {key.hex()}.{cached if entry.record.state == COMPLETED else ''}")

@@ -18,7 +18,9 @@ from oncegate.cli.commands import CONFIG, chosen_config
 from oncegate.cli.output import print_error, print_text
 from oncegate.settings import Settings, examine
 from oncegate.settings.parsing import as_text, shown
+from oncegate.settings.routes import UNSIGNED
 from oncegate.settings.schema import SETTINGS, STORE, Setting
+from oncegate.signatures.senders import SENDERS
 from oncegate.stores.base import Entry, Store
 
 NAMESPACE_FILTER = replace(SETTINGS["namespace"], meaning="Use only this namespace.")
@@ -98,8 +100,9 @@ def _completion(setting: Setting) -> Callable[[click.Context, click.Parameter, s
     """Complete the value of an option in a shell."""
     if setting.path in _FILES:
         return lambda _context, _option, incomplete: [CompletionItem(incomplete, type="file")]
+    choices = (*SENDERS, UNSIGNED) if setting.path == "serve.signature" else setting.choices
     return lambda _context, _option, incomplete: [
-        CompletionItem(choice) for choice in setting.choices if choice.startswith(incomplete)
+        CompletionItem(choice) for choice in choices if choice.startswith(incomplete)
     ]
 
 
@@ -198,7 +201,10 @@ def find_record(store: Store, settings: Settings, key: bytes) -> Entry:
     entries = store.browse(namespace, key=key)
     if not entries:
         where = f" in namespace {namespace}" if namespace else ""
-        print_error(f"there is no record of {key.hex()}{where}; the event was never seen, or its record has expired")
+        print_error(
+            f"there is no record of {key.hex()}{where}; the event was never seen, or its record has expired, or was"
+            " reset or dropped"
+        )
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
     if len(entries) > 1:
         names = ", ".join(entry.namespace for entry in entries)

@@ -1,9 +1,10 @@
 """Print text, tables and JSON: with colour and fitted tables on a terminal, as plain lines in a pipe."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
-from textwrap import indent
+from textwrap import fill, indent
 from types import TracebackType
 from typing import Any
 
@@ -15,15 +16,21 @@ from rich.text import Text
 
 from oncegate.clocks import since_boot
 from oncegate.gate.observers import escaped
+from oncegate.service.log import console_for
 from oncegate.text import clean, on_one_line
 from oncegate.times import EPOCH
 
 _WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
 _GAP = 2
+_MOST_INDENT = 4
 _NARROWEST = 8  # a column that would be narrower than this is left out
 _LONGEST_LABEL = 40
 _LONGEST_WORD = 16
+_LONGEST_ID = 40  # a word that is not longer, such as a UUID, is folded only if no column can be left out
+_KEPT = 3  # essential columns that are folded before they are left out
+_PIECES = re.compile(r"[^,.-]*[,.-]|[^,.-]+")  # a long id or type is folded after these characters
 _KEY = "key"
+_TYPE = "type"
 _PROGRESS_AFTER = 1_000_000  # microseconds
 _PROGRESS_EVERY = 200_000
 _STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
@@ -55,15 +62,23 @@ def print_text(text: str) -> None:
     print(on_one_line(text))
 
 
+def print_indented(text: str, indent: int) -> None:
+    """Print a line with an indent. On a terminal, the indent is at most 4, and a line that does not fit is folded."""
+    line = on_one_line(text)
+    if not sys.stdout.isatty():
+        print(f"{' ' * indent}{line}")
+        return
+    first, width = " " * min(indent, _MOST_INDENT), console_for().width
+    print(fill(line, width, initial_indent=first, subsequent_indent=f"{first}  ", break_on_hyphens=False))
+
+
 def print_note(text: str) -> None:
     """Print to stderr, for people who redirect stdout to a program."""
     print(on_one_line(text), file=sys.stderr)
 
 
 def print_error(text: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(
-        Text.assemble(("Error: ", "bold red"), on_one_line(text))
-    )
+    console_for(stderr=True).print(Text.assemble(("Error: ", "bold red"), on_one_line(text)))
 
 
 def show_json(value: Any) -> None:
@@ -102,15 +117,16 @@ def show_table(
     """Print a table. Long cells are folded, never cut.
 
     If the terminal is too narrow for all columns, only the essential columns are shown. `essential` lists the most
-    important column first. If the terminal is too narrow for the essential columns, the last of them are left out. If a
-    required column would be left out, each row is printed with one essential column per line instead. A line below the
-    table names the missing columns. In a pipe, all columns are printed.
+    important column first. Essential columns after the third are left out if an id would have to be folded otherwise.
+    If the terminal is still too narrow, ids are folded, and then the last of these columns are left out. If a required
+    column would be left out, each row is printed with one essential column per line instead. A line below the table
+    names the missing columns. In a pipe, all columns are printed.
     """
     texts = _texts(rows)
     if not sys.stdout.isatty():
         _print_plain(headers, texts)
         return
-    console = Console(highlight=False)
+    console = console_for(soft_wrap=False)
     columns = [
         _Column(header, [row[index] for row in texts], is_first=not index, is_required=header in required)
         for index, header in enumerate(headers)
@@ -131,52 +147,88 @@ def show_table(
 
 
 class _Column:
-    """A column, its width, and the least width to which its cells may be folded. Keys and short labels are not folded.
-    A required column is not folded within a word, unless the word is long."""
+    """A column, its width, the least width at which no id is folded (`whole`), and the least width to which its cells
+    may be folded (`least`). Keys and short labels are not folded. Types are folded at dots. A required column is not
+    folded within a word, unless the word is long."""
 
     def __init__(self, header: str, cells: list[str], *, is_first: bool, is_required: bool) -> None:
         self.header, self.cells, self.is_required = header, cells, is_required
         self.width = max(map(cell_len, [header, *cells]))
         self.is_folded = header != _KEY and not (is_first and self.width <= _LONGEST_LABEL)
         self.least = min(self.width, _NARROWEST) if self.is_folded else self.width
+        words = [word for cell in cells for word in cell.split()]
         if is_required:
-            words = (cell_len(word) for cell in cells for word in cell.split())
-            self.least = max(self.least, min(max(words, default=0), _LONGEST_WORD))
+            self.least = max(self.least, min(max(map(cell_len, words), default=0), _LONGEST_WORD))
+        if header == _TYPE:
+            words = [piece for word in words for piece in _PIECES.findall(word)]
+        self.whole = max(self.least, *(size for word in words if (size := cell_len(word)) <= _LONGEST_ID), 0)
 
 
 def _fitting(columns: list[_Column], essential: Sequence[str], room: int) -> list[_Column]:
-    """Remove foldable columns, the least important column first, until no column has to be narrower than its least
-    width. Returns the remaining columns. Rich reduces the widths of columns, but it never leaves out a column."""
-    shown = list(columns)
-    foldable = sorted((column for column in columns if column.is_folded), key=lambda each: essential.index(each.header))
-    while sum(column.least + _GAP for column in shown) - _GAP > room and foldable:
-        shown.remove(foldable.pop())
-    return shown
+    """The columns that fit into the room. Rich reduces the widths of columns, but it never leaves out a column.
+
+    If the most important columns fit without folding an id, the others are added in their order if they fit, too.
+    Otherwise foldable columns are removed, the least important column first, until no column has to be narrower than
+    its least width."""
+    ranked = sorted(columns, key=lambda each: essential.index(each.header))
+    shown = [each for each in ranked if not each.is_folded or each.is_required or each in ranked[:_KEPT]]
+    if _total(each.whole for each in shown) <= room:
+        for column in ranked:
+            if column not in shown and _total(each.whole for each in (*shown, column)) <= room:
+                shown.append(column)
+    while _total(each.least for each in shown) > room and any(each.is_folded for each in shown):
+        shown.remove(next(each for each in reversed(shown) if each.is_folded))
+    return [each for each in columns if each in shown]
+
+
+def _total(widths: Iterable[int]) -> int:
+    return sum(width + _GAP for width in widths) - _GAP
 
 
 def _print_table(console: Console, columns: list[_Column]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, width in zip(columns, _widths(columns, console.width), strict=True):
+    widths = _widths(columns, console.width)
+    for column, width in zip(columns, widths, strict=True):
         no_wrap = not column.is_folded and column.width <= console.width  # rich would cut a longer cell
         table.add_column(column.header, overflow="fold", no_wrap=no_wrap, width=width)
     for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(_fold(cell, width)) for cell, width in zip(cells, widths, strict=True)))
     console.print(table)
 
 
+def _fold(cell: str, width: int | None) -> str:
+    """The cell with line breaks within words that are longer than the width: after commas, dots and hyphens, if
+    possible. Rich makes the other line breaks."""
+    if width is None or cell_len(cell) <= width:
+        return cell
+    return " ".join(_fold_word(word, width) if cell_len(word) > width else word for word in cell.split(" "))
+
+
+def _fold_word(word: str, width: int) -> str:
+    lines = [""]
+    for piece in _PIECES.findall(word):
+        if lines[-1] and cell_len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
 def _widths(columns: list[_Column], room: int) -> list[int | None]:
-    """The width of each column: its least width, and a share of the remaining room if the column needs more. All are
-    None if the least widths do not fit; rich then chooses the widths. Rich also reduces a column below its minimum
-    width, and then cuts its cells, so the widths are not left to rich."""
-    left = room - sum(column.least + _GAP for column in columns) + _GAP
+    """The width of each column: its least width, and a share of the remaining room if the column needs more. If there
+    is room, the least width is the width at which no id is folded. All are None if the least widths do not fit; rich
+    then chooses the widths. Rich also reduces a column below its minimum width, and then cuts its cells, so the widths
+    are not left to rich."""
+    least = [column.whole for column in columns]
+    if _total(least) > room:
+        least = [column.least for column in columns]
+    left = room - _total(least)
     if left < 0:
         return [None] * len(columns)
     widths: dict[int, int | None] = {}
-    by_need = sorted(range(len(columns)), key=lambda index: columns[index].width - columns[index].least)
+    by_need = sorted(range(len(columns)), key=lambda index: columns[index].width - least[index])
     for position, index in enumerate(by_need):
-        column = columns[index]
-        more = min(column.width - column.least, left // (len(columns) - position))
-        widths[index] = column.least + more
+        more = min(columns[index].width - least[index], left // (len(columns) - position))
+        widths[index] = least[index] + more
         left -= more
     return [widths[index] for index in range(len(columns))]
 
@@ -211,7 +263,7 @@ def show_facts(facts: dict[str, Any]) -> None:
     first are indented."""
     known = {name: str(value).splitlines() or [""] for name, value in facts.items() if value is not None}
     width = max(len(name) for name in known)
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_for()
     for name, (first, *others) in known.items():
         console.print(Text.assemble((name.ljust(width), "dim"), "  ", (clean(first), _COLOURS.get(first, ""))))
         for line in others:

@@ -11,7 +11,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.options import number, output_option, with_settings
-from oncegate.cli.output import print_text, readable_time, rfc3339, show_json_stream, show_table
+from oncegate.cli.output import print_indented, print_text, readable_time, rfc3339, show_json_stream, show_table
 from oncegate.cli.similar_events import SimilarEvents, alias_setting
 from oncegate.cli.strategy_comparison import Column, Group, Made, NamedStrategy, StrategyComparison, advice, listed
 from oncegate.durations import spoken, times
@@ -53,7 +53,7 @@ def read(files: tuple[str, ...], strategies: tuple[str, ...], limit: int, settin
     """Show each event of the files, its key under every strategy, and the events that share a key.
 
     A FILE holds one JSON document, an array, or one document per line; - reads stdin. Nothing is claimed, run or
-    stored. Exits with 1 if the files hold no event.
+    stored. Exits with 1 if the files hold no event, and with 2 if a file cannot be read.
     """
     comparison, similar = StrategyComparison(_strategies(settings, strategies)), SimilarEvents()
     check_readable(files)
@@ -139,7 +139,8 @@ def _time(event: Event) -> str | None:
 def _show_keys(shown: list[tuple[FoundEvent, list[Made]]]) -> None:
     rows = [_key_row(found, made) for found, each in shown for made in each]
     if rows:
-        show_table(("key", "event", "strategy", "made of"), rows, essential=("key", "event", "strategy", "made of"))
+        headers = ("key", "event", "strategy", "made of")
+        show_table(headers, rows, essential=headers, required=("made of",))
         print()
 
 
@@ -155,9 +156,9 @@ def _show_columns(comparison: StrategyComparison, similar: SimilarEvents) -> Non
     """Print a line for each strategy, and a line for each group of events that share a key."""
     width = max(len(column.name) for column in comparison.columns)
     for column in comparison.columns:
-        print_text(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}")
+        print_indented(f"{column.name.ljust(width)}  {_verdict(column, comparison.count)}", 0)
         for line in _details(column, similar):
-            print_text(f"{' ' * width}    {line}")
+            print_indented(line, width + 4)
     print()
 
 

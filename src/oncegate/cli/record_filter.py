@@ -1,6 +1,6 @@
 """Select records by options of the command line, and keep the newest of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from heapq import heappop, heappush
 from itertools import islice
@@ -27,6 +27,8 @@ STATES: Final[dict[str, State]] = {
     "dead": DEAD,
 }
 _MOST: Final = 1_000_000
+_MOST_SEARCHED: Final = 10_000  # records that are read to find other namespaces
+_MOST_NAMED: Final = 5
 _CLOCKS_DIFFER: Final = 300_000_000  # microseconds between the clock of the store and the clock of this machine
 
 limit_option: Final = click.option(
@@ -194,22 +196,38 @@ def list_newest(records: Iterable[Entry], chosen: RecordFilter, limit: int, scan
     return Listing(newest.entries, count, newest.is_cut, scanned if stopped else None)
 
 
+def empty_listing(
+    what: str, chosen: RecordFilter, namespace: str | None, records: Callable[[str | None], Iterator[Entry]]
+) -> str:
+    """The text for a listing without rows. `what` is the noun of the records, without the plural s, and `records`
+    yields the records of a namespace, or of all namespaces. If the namespace has no records, the text names other
+    namespaces that have records. To find them, at most 10,000 records are read."""
+    if namespace is None or next(records(namespace), None) is not None:
+        return f"There are no {what}s." if chosen.is_empty else f"No {what} matches."
+    text = f"There are no {what}s in namespace {namespace}."
+    others = sorted({entry.namespace for entry in islice(records(None), _MOST_SEARCHED)})
+    if not others:
+        return text
+    names = ", ".join([*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])])
+    return f"{text} There are {what}s in other namespaces: {names}."
+
+
 def print_listing(
     found: Listing,
     output: str,
     fields_of: Callable[[Entry], dict[str, Any]],
     show_rows: Callable[[Sequence[Entry]], None],
-    empty: str,
+    empty: Callable[[], str],
     total: str = "",
 ) -> None:
     """Print the records as JSON or as a table, then notes about records that are not shown. With JSON, the notes go to
-    stderr. `empty` is the text for a table without rows. `total` follows the number of rows in a note."""
+    stderr. `empty` returns the text for a table without rows. `total` follows the number of rows in a note."""
     if output == "json":
         show_json([fields_of(entry) for entry in found.entries])
     elif found.entries:
         show_rows(found.entries)
     else:
-        print_text(empty)
+        print_text(empty())
     print_line = print_note if output == "json" else print_text
     if found.is_cut:
         print_line(f"Showing the newest {len(found.entries)}{total}; use --limit to see more.")

@@ -25,7 +25,7 @@ from oncegate.service.config import check_service, has_handler, is_open, routes_
 from oncegate.service.log import announce, pretty_line
 from oncegate.settings import Settings
 from oncegate.settings.routes import UNSIGNED
-from oncegate.settings.schema import TABLES
+from oncegate.settings.schema import SETTINGS, TABLES
 from oncegate.text import masked
 
 
@@ -160,24 +160,28 @@ def check_unsigned_host(settings: Settings) -> None:
     if not loopback:
         raise SettingError(
             f"{settings.where('serve.host')} {host}: no signature is checked, so anyone who can reach this address can"
-            f' send events; set serve.signature, or set serve.signature = "{UNSIGNED}" to allow this'
+            f" send events; set serve.signature (--signature SCHEME), or allow this with --signature {UNSIGNED}"
         )
 
 
 def _metrics_listener(settings: Settings) -> socket.socket | None:
     host = settings["serve.metrics_host"]
-    return None if host is None else _listen(host, settings["serve.metrics_port"], "metrics-")
+    return None if host is None else _listen(host, settings["serve.metrics_port"], "metrics_")
 
 
-def _listen(host: str, port: int, flags: str = "") -> socket.socket:
+def _listen(host: str, port: int, prefix: str = "") -> socket.socket:
+    """`prefix` is the common start of the names of the two settings that have the host and the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
         bad_host = _is_about_host(error)
         why = "unknown host or address" if bad_host else os.strerror(getattr(error, "errno", None) or 0)
-        option = f"--{flags}{'host' if bad_host else 'port'}"
-        print_error(f"cannot listen on {host} port {port}: {why}; choose another with {option}")
+        setting = SETTINGS[f"serve.{prefix}{'host' if bad_host else 'port'}"]
+        print_error(
+            f"cannot listen on {host} port {port}: {why}; choose another with {setting.flag}, {setting.variable} or"
+            f" {setting.path} in the settings file"
+        )
         raise click.exceptions.Exit(exit_codes.FAILED) from error
 
 

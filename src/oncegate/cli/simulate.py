@@ -11,7 +11,6 @@ from typing import Any, Final, TextIO, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncegate.cli import exit_codes
@@ -22,6 +21,7 @@ from oncegate.cli.output import print_note, print_text, show_json, show_table
 from oncegate.cli.streams import reader_has_gone
 from oncegate.durations import microseconds, times
 from oncegate.errors import TargetError
+from oncegate.service.log import console_for
 from oncegate.simulate.copies import CopyOptions, Kind
 from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
@@ -35,7 +35,7 @@ _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
 _DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
-_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid", "truth")
+_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -93,7 +93,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     metavar="NUMBER",
     default=100.0,
     show_default=True,
-    help="Events per second.",
+    help="Events per second, or documents of a recording per second.",
 )
 @click.option(
     "--copies",
@@ -148,7 +148,7 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
     With --replay FILE, the documents of a recording are sent instead, once each unless --copies is given. The file has
     one JSON document, an array, one document per line, or several documents in a row.
 
-    Exits with 1 if the target did not accept all readable deliveries.
+    Exits with 1 if the target did not accept a delivery. The unreadable deliveries of --invalid do not count.
     """
     if truth == STDOUT:
         raise click.UsageError("--truth - is not possible; name a file")
@@ -161,7 +161,7 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
         recorded = None if recording is None else stack.enter_context(_recorded(recording, plan))
         summary = _send(url, plan, recorded, truth, parallel, microseconds(patience, "--patience") / 1e6)
     if recording is not None and not summary.count():
-        raise TargetError(f"there is no event in {recording}")
+        raise TargetError(f"there is no document in {recording}")
     if to_stdout:
         print_note(_sentence(plan, summary, recording))
     elif output == "json":
@@ -185,15 +185,24 @@ def _plan(
 
 
 def _replay_plan(url: str, *, copies: tuple[int, int], **options: Any) -> Plan:
-    """The plan of a recording: each document once, unless --copies is given. Options that change generated traffic are
-    refused."""
-    context = click.get_current_context()
-    given = [name for name in _ONLY_GENERATED if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    """The plan of a recording: each document once, unless --copies is given. --truth and options that change generated
+    traffic are refused."""
+    file = options["replay"]
+    if _is_given("truth"):
+        raise click.UsageError(
+            f"--truth is not possible with --replay {file}, because it is not known which documents are the same event;"
+            " remove --truth"
+        )
+    given = [name for name in _ONLY_GENERATED if _is_given(name)]
     if given:
-        raise click.UsageError(f"--{given[0]} changes generated traffic; remove it to replay {options['replay']}")
-    if context.get_parameter_source("copies") is not ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--{given[0]} changes only generated traffic; remove it to replay {file}")
+    if not _is_given("copies"):
         copies = (1, 1)
     return _plan(url, copies=copies, **options | {"replay": 0.0})
+
+
+def _is_given(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 @contextmanager
@@ -226,9 +235,11 @@ def _written(path: str) -> Iterator[TextIO]:
 
 @contextmanager
 def _progress_bar(events: int | None) -> Iterator[Callable[[PlannedDelivery], object]]:
-    """A progress bar on stderr, if stderr is a terminal. The number of events in a recording is not known: None."""
-    columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TextColumn("events"), TimeRemainingColumn())
-    console = Console(stderr=True)
+    """A progress bar on stderr, if stderr is a terminal. `events` is None for a recording, because the number of its
+    documents is not known."""
+    noun = TextColumn("documents" if events is None else "events")
+    columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), noun, TimeRemainingColumn())
+    console = console_for(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=events)
 
@@ -246,7 +257,7 @@ def _all_accepted(summary: Summary) -> bool:
 
 def _sentence(plan: Plan, summary: Summary, recording: str | None) -> str:
     pace = summary.count() / summary.seconds if summary.seconds else 0
-    events = times(summary.count("first"), "event")
+    events = times(summary.count("first"), "event" if recording is None else "document")
     retries = "" if not summary.again else "; 1 retry" if summary.again == 1 else f"; {summary.again} retries"
     deliveries = "1 delivery" if summary.count() == 1 else f"{summary.count()} deliveries"
     source = f" from {recording}" if recording is not None else ""
@@ -261,11 +272,13 @@ def _rows(summary: Summary) -> list[tuple[Any, ...]]:
 
 def _show(plan: Plan, summary: Summary, truth: str | None, recording: str | None) -> None:
     headers = ("kind", "deliveries", "taken", "refused", "gave up")
-    show_table(headers, _rows(summary), essential=headers)
+    names = {} if recording is None else {"first": "document", "redelivery": "copy"}
+    show_table(headers, [(names.get(kind, kind), *counts) for kind, *counts in _rows(summary)], essential=headers)
     print_text(_sentence(plan, summary, recording))
-    if summary.reasons:
-        why = ", ".join(f"{reason} ({number})" for reason, number in summary.reasons.most_common(_REASONS))
-        print_text(f"Not accepted: {why}.")
+    for reason, count in summary.reasons.most_common(_REASONS):
+        place, detail = summary.examples[reason]
+        first = f", first at {place}" if place else ""
+        print_text(f"Not accepted: {reason} ({count}){first}{f': {detail}' if detail else ''}".removesuffix(".") + ".")
     if truth:
         print_text(
             f"The truth file is {truth}. Compare it with the effects:"

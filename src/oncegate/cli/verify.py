@@ -24,7 +24,8 @@ from oncegate.simulate.verification import EffectComparison, EffectFinding, comp
     ),
     exit_codes={
         exit_codes.OK: "every event with an accepted delivery took effect exactly once, and nothing else did",
-        exit_codes.FAILED: "a file cannot be read",
+        exit_codes.FAILED: "a file is not a truth file or an effects file",
+        exit_codes.USAGE: "invalid option or argument, or a file that cannot be read",
         exit_codes.NOT_ONCE: "events are lost, doubled or unknown",
         exit_codes.ALREADY_PROCESSED: "the log has only duplicates: the store had already processed this traffic",
     },
@@ -98,11 +99,11 @@ def _verdict(truth: Truth, comparison: EffectComparison) -> str:
         )
     order = _order(comparison)
     if comparison.once:
-        return f"Exactly once: {times(comparison.events, 'event')}, {times(comparison.effects, 'effect')}; {order}."
+        return f"Exactly once: {times(comparison.events, 'event')}, {times(comparison.effects, 'effect')}{order}."
     problems = [f"{len(found)} {what}" for what in ("lost", "doubled") if (found := comparison.of(what))]
     extra = sum(finding.effects for finding in comparison.of("extra"))
     problems += [f"{times(extra, 'effect')} of unknown events"] if extra else []
-    verdict = f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}; {order}."
+    verdict = f"Not exactly once: {times(comparison.events, 'event')}, {', '.join(problems)}{order}."
     if already:
         return f"{verdict} {already} took effect before the log begins: {seen}; {advice}."
     if unsure := [finding for finding in comparison.of("lost") if finding.only_duplicates]:
@@ -116,9 +117,12 @@ def _verdict(truth: Truth, comparison: EffectComparison) -> str:
 
 
 def _order(comparison: EffectComparison) -> str:
+    """The end of the verdict; empty if no event has an entity."""
+    if not comparison.entities:
+        return ""
     if comparison.ordered:
-        return f"in order for each of {comparison.entities} entities"
-    return f"out of order for {len(comparison.unordered)} of {comparison.entities} entities"
+        return f"; in order for each of {comparison.entities} entities"
+    return f"; out of order for {len(comparison.unordered)} of {comparison.entities} entities"
 
 
 def _row(finding: EffectFinding) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Final
 
 import click
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -28,10 +27,10 @@ from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.service.config import routes_of
-from oncegate.service.log import announce, handler_for, stack_lines
+from oncegate.service.log import announce, console_for, handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
-from oncegate.text import clean, masked, on_one_line
+from oncegate.text import clean, masked, on_one_line, quoted
 
 _INBOX: Final = "inbox"
 _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
@@ -44,7 +43,7 @@ class LiveFigures:
     """A line of figures on the terminal, and above it a line for each event that was not processed."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = console_for()
         self._worker: Worker | None = None
         self._seen: deque[tuple[int, int]] = deque()
 
@@ -157,6 +156,11 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
 
 def _check_place(place: str) -> None:
     """Refuse an invalid source before its options are checked."""
+    if "://" not in place and place != _INBOX:
+        raise SettingError(
+            f"{quoted(place)} is not a source; use {_INBOX}, or the URL of a queue such as"
+            " 'sqs://NAME?region=eu-central-1'"
+        )
     if place != _INBOX:
         from oncegate.ingress import check_queue
 

@@ -120,10 +120,13 @@ class ClockFacts(Struct, frozen=True, kw_only=True):
 
 
 class Unread(Struct, frozen=True, kw_only=True):
-    """A part that was requested but could not be read."""
+    """A part that was requested but could not be read. `mend` and `decision` are those of the finding, if the cause is
+    known."""
 
     what: str
     why: str
+    mend: str | None = None
+    decision: str | None = None
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):

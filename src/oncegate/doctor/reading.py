@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from botocore.exceptions import NoRegionError
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -97,7 +98,7 @@ class _Reader:
             self._read_identity()
             self._read()
         except Unanswered as error:
-            self.unread = [Unread(what="AWS", why=str(error))]
+            self.unread = [_no_answer(error)]
 
     def _read_identity(self) -> None:
         self.region = self._cloud.region
@@ -315,6 +316,13 @@ class _Reader:
 
 
 # ── from the answers of AWS to facts ──────────────────────────────────────────────────────────────────────
+
+
+def _no_answer(error: Unanswered) -> Unread:
+    if not isinstance(error.__cause__, NoRegionError):
+        return Unread(what="AWS", why=str(error))
+    decision = "Choose the region of the deployment: use --region, or set AWS_REGION."
+    return Unread(what="AWS", why=str(error), mend="export AWS_REGION=eu-central-1", decision=decision)
 
 
 def _part_named(kind: str, name: str, **properties: Any) -> Part:

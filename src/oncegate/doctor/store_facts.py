@@ -94,12 +94,14 @@ def _readable_files(path: str) -> Iterator[str]:
 
 
 def _sqlite_absent(path: str) -> str | None:
-    """Return why the store does not exist yet; None if it exists. Also returns None if the folder is missing: the store
-    reports the missing folder when it is opened."""
+    """Return why the store does not exist yet; None if it exists. Raises StoreRefused if the folder is missing, because
+    no gate creates the folder."""
+    from oncegate.stores.sqlite.connection import check_folder
     from oncegate.stores.sqlite.read_only import is_absent
 
-    if not is_absent(path) or not os.path.isdir(os.path.dirname(path) or "."):
+    if not is_absent(path):
         return None
+    check_folder(path)
     return "the file is empty" if os.path.exists(path) else "the file does not exist yet"
 
 

@@ -26,6 +26,15 @@ _LINES_PER_WRITE: Final = 100
 _FLUSH_TIMEOUT: Final = 0.1  # seconds
 
 
+def console_for(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
+    """The console of stdout or stderr. If NO_COLOR is set, the console prints no colours and no bold or dim text. Rich
+    alone would turn off only the colours."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+    if not console.no_color:
+        return console
+    return Console(stderr=stderr, highlight=False, soft_wrap=soft_wrap, color_system=None)
+
+
 def pretty_line(notice: Notice) -> None:
     """Print one coloured line for the outcome of an event. The line may include the text of a handler's exception, and
     the path of the URL of a forward, because only the person who started the service sees the terminal. Do not use this
@@ -37,7 +46,7 @@ def pretty_line(notice: Notice) -> None:
     status = (outcome.status.ljust(9), STATUSES[outcome.status].colour)
     text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"
     line = Text.assemble((time, "dim"), "  ", status, text)
-    Console(highlight=False, soft_wrap=True).print(line, *stack_lines(outcome), sep="\n")
+    console_for().print(line, *stack_lines(outcome), sep="\n")
 
 
 pretty_line.logs_outcomes = True  # type: ignore[attr-defined]  # see `log_outcomes`

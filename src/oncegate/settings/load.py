@@ -133,6 +133,11 @@ def _read_table(table: str, document: Mapping[str, Any], file: str, found: _Foun
             found.problems.append(f"{file}: {_unknown_setting(name, table)}")
         elif isinstance(value, dict):
             _read_table(name, value, file, found)
+        elif name == ROUTE:
+            found.problems.append(
+                f"{file}: {ROUTE} must have a table for each route: write [{ROUTE}.NAME], not [[{ROUTE}]], and the"
+                " settings of the route below it"
+            )
         else:
             found.problems.append(f"{file}: {name}={value!r} must be a table: write [{name}] and its settings below it")
 

@@ -358,12 +358,12 @@ READ: Final = tuple(
     for name, meaning in (
         ("topic", "The topic of Genesys events that arrive as a bare `eventBody`."),
         ("source", 'The source name of plain events, instead of the name "plain".'),
-        ("id", "The paths to the id of a plain event."),
-        ("type", "The paths to the type of a plain event."),
-        ("entity", "The paths to the entity of a plain event: a conversation, a case."),
-        ("part", "The paths to the part of the entity: a session, a participant."),
-        ("state", "The paths to the state of a plain event."),
-        ("time", "The paths to the time at which a plain event happened."),
+        ("id", "The paths to the id of a plain event, separated by blanks."),
+        ("type", "The paths to the type of a plain event, separated by blanks."),
+        ("entity", "The paths to the entity of a plain event (a conversation, a case), separated by blanks."),
+        ("part", "The paths to the part of the entity (a session, a participant), separated by blanks."),
+        ("state", "The paths to the state of a plain event, separated by blanks."),
+        ("time", "The paths to the time at which a plain event happened, separated by blanks."),
     )
 )
 

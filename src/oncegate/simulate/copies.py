@@ -22,12 +22,14 @@ _TOPIC: Final = "arn:aws:sns:eu-central-1:123456789012:simulated"
 
 
 class EventCopy(Struct, frozen=True):
-    """The bytes of a delivery, and the document if the bytes hold exactly one document."""
+    """The bytes of a delivery, and the document if the bytes hold exactly one document. `place` is the place of a
+    recorded document in its file, such as `line 3`."""
 
     kind: Kind
     document: Document | None
     raw: bytes
     wrapping: str | None = None
+    place: str | None = None
 
 
 class CopyOptions(Struct, frozen=True, kw_only=True):

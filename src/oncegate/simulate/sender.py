@@ -24,16 +24,19 @@ class Accepted(Struct, frozen=True):
 
 
 class Rejected(Struct, frozen=True):
-    """The target rejected the delivery, and a retry cannot help."""
+    """The target rejected the delivery, and a retry cannot help. `detail` is the reason in the answer, if any."""
 
     why: str
+    detail: str | None = None
 
 
 class Retry(Struct, frozen=True):
-    """The target did not accept the delivery now. `after` is the pause in seconds that the target asks for, if any."""
+    """The target did not accept the delivery now. `after` is the pause in seconds that the target asks for, if any.
+    `detail` is the reason in the answer, if any."""
 
     why: str
     after: float | None = None
+    detail: str | None = None
 
 
 Answer: TypeAlias = Accepted | Rejected | Retry
@@ -53,11 +56,12 @@ class Target(Protocol):
 
 class Summary(Struct):
     """The number of deliveries by kind and fate, the number of retries (`again`), and the reasons for deliveries that
-    were not accepted."""
+    were not accepted. `examples` has the place and the detail of the first delivery with each reason."""
 
     fates: Counter[tuple[str, Fate]] = field(default_factory=Counter)
     again: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
     seconds: float = 0.0
 
     def count(self, kind: str | None = None, fate: Fate | None = None) -> int:
@@ -143,7 +147,7 @@ class Sender:
             pause = max([backoff.next_pause(), *(answer.after for _, answer in again if answer.after is not None)])
             if time.monotonic() + pause > deadline or self._stopped.wait(pause):
                 for delivery, answer in again:
-                    self._settle(delivery, "gave up", tries, why=answer.why)
+                    self._settle(delivery, "gave up", tries, why=answer.why, detail=answer.detail)
                 return
             left = [delivery for delivery, _ in again]
             with self._lock:
@@ -162,8 +166,8 @@ class Sender:
             match answer:
                 case Accepted(event_id):
                     self._settle(delivery, "taken", tries, event_id=event_id)
-                case Rejected(why):
-                    self._settle(delivery, "refused", tries, why=why)
+                case Rejected(why, detail):
+                    self._settle(delivery, "refused", tries, why=why, detail=detail)
                 case Retry():
                     again.append((delivery, answer))
                 case _:
@@ -171,13 +175,21 @@ class Sender:
         return again
 
     def _settle(
-        self, delivery: PlannedDelivery, fate: Fate, tries: int, *, why: str | None = None, event_id: str | None = None
+        self,
+        delivery: PlannedDelivery,
+        fate: Fate,
+        tries: int,
+        *,
+        why: str | None = None,
+        detail: str | None = None,
+        event_id: str | None = None,
     ) -> None:
         self._truth.settle(delivery, fate, tries, event_id)
         with self._lock:
             self.summary.fates[delivery.copy.kind, fate] += 1
             if why is not None:
                 self.summary.reasons[why] += 1
+                self.summary.examples.setdefault(why, (delivery.copy.place, detail))
         self._on_settled(delivery)
 
 

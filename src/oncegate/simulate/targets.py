@@ -20,6 +20,7 @@ _SCHEMES: Final = "eventbridge://BUS, sqs://QUEUE, http://…/events, file://PAT
 _OK: Final = range(200, 300)
 _RETRYABLE: Final = (408, 425, 429)
 _SERVER_ERROR: Final = 500
+_LONGEST_DETAIL: Final = 500  # characters
 _TIMEOUT: Final = 35.0  # seconds; longer than the 30 s that a service may give to a handler
 
 
@@ -146,8 +147,22 @@ def _answer_of(response: Any) -> Answer:
     if code in _OK:
         return Accepted()
     if code in _RETRYABLE or code >= _SERVER_ERROR:
-        return Retry(f"HTTP {code}", _retry_after(response.headers.get("retry-after")))
-    return Rejected(f"HTTP {code}")
+        return Retry(f"HTTP {code}", _retry_after(response.headers.get("retry-after")), _detail(response.content))
+    return Rejected(f"HTTP {code}", _detail(response.content))
+
+
+class _Problem(msgspec.Struct):
+    """The part of an error response (RFC 9457) that is shown."""
+
+    detail: str
+
+
+def _detail(body: bytes) -> str | None:
+    """The reason in an error response; None if the response has another form."""
+    try:
+        return msgspec.json.decode(body, type=_Problem).detail[:_LONGEST_DETAIL]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -73,20 +73,22 @@ def deliveries(plan: Plan) -> Iterator[PlannedDelivery]:
     return _planned(((original, _copies_of(original, plan)) for original in simulated_events(plan)), plan)
 
 
-def recorded_deliveries(documents: Iterable[bytes], plan: Plan) -> Iterator[PlannedDelivery]:
-    """The deliveries of recorded documents, in the order of `due`. Each document is sent as it is, and `plan` says how
-    often and how fast. Whether two documents are the same event is not known, so the deliveries have no original."""
+def recorded_deliveries(documents: Iterable[tuple[bytes, str | None]], plan: Plan) -> Iterator[PlannedDelivery]:
+    """The deliveries of recorded documents, in the order of `due`. Each document comes with its place in the file, such
+    as `line 3`. It is sent as it is, and `plan` says how often and how fast. Whether two documents are the same event
+    is not known, so the deliveries have no original."""
     numbered = enumerate(documents, 1)
-    return _planned(((None, _recorded_copies(raw, plan, number)) for number, raw in numbered), plan)
+    return _planned(((None, _recorded_copies(raw, place, plan, number)) for number, (raw, place) in numbered), plan)
 
 
-def _recorded_copies(raw: bytes, plan: Plan, number: int) -> Iterator[EventCopy]:
+def _recorded_copies(raw: bytes, place: str | None, plan: Plan, number: int) -> Iterator[EventCopy]:
     try:
         document = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         document = None
+    known = document if isinstance(document, dict) else None
     for position in range(RandomSource(plan.seed, f"copies of {number}").integer(*plan.copy_options.copies)):
-        yield EventCopy("redelivery" if position else "first", document if isinstance(document, dict) else None, raw)
+        yield EventCopy("redelivery" if position else "first", known, raw, place=place)
 
 
 def _planned(

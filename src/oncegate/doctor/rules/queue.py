@@ -47,16 +47,16 @@ def lease(facts: Facts) -> Iterator[Finding]:
             f" {spoken(lease)} (lease)",
             "The message of a dead worker is redelivered while the claim is still held, and every such receive counts"
             " towards the dead-letter limit.",
-            _visibility_command(-(-lease // _SECOND)),
+            _longer_visibility(-(-lease // _SECOND)),
         )
 
 
-def _visibility_command(lease: int) -> str:
-    """Return the command that makes the visibility timeout as long as the lease, in seconds. SQS allows at most 12 h,
+def _longer_visibility(lease: int) -> dict[str, str]:
+    """Return the settings that make the visibility timeout as long as the lease, in seconds. SQS allows at most 12 h,
     so a longer lease is shortened instead."""
     if lease > _LONGEST_VISIBILITY:
-        return f"export ONCEGATE_LEASE={_LONGEST_VISIBILITY}s ONCEGATE_WORK_VISIBILITY={_LONGEST_VISIBILITY}s"
-    return f"export ONCEGATE_WORK_VISIBILITY={lease}s"
+        return {"lease": f"{_LONGEST_VISIBILITY}s", "work.visibility": f"{_LONGEST_VISIBILITY}s"}
+    return {"work.visibility": f"{lease}s"}
 
 
 def dead_letters(facts: Facts) -> Iterator[Finding]:

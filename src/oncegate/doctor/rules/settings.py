@@ -28,15 +28,15 @@ def retention(facts: Facts) -> Iterator[Finding]:
         f"a processed event is remembered for {spoken(facts.config.retention)}, but can be redelivered for"
         f" {spoken(horizon * _SECOND)}",
         "A redelivery after the retention takes effect a second time.",
-        _retention_command(facts),
+        _longer_retention(facts),
     )
 
 
-def _retention_command(facts: Facts) -> str:
-    """Return the command that sets the retention. The value is long enough for both rules about the retention, so that
-    the command of one rule does not undo the command of the other."""
+def _longer_retention(facts: Facts) -> dict[str, str]:
+    """Return the setting of the retention. The value is long enough for both rules about the retention, so that the
+    command of one rule does not undo the command of the other."""
     days = max(_horizon(facts) // _DAY + 1, -(-_LEASES * facts.config.lease // (_DAY * _SECOND)), _USUAL_DAYS)
-    return f"export ONCEGATE_RETENTION={days}d"
+    return {"retention": f"{days}d"}
 
 
 def _horizon(facts: Facts) -> int:
@@ -79,7 +79,7 @@ def attempts(facts: Facts) -> Iterator[Finding]:
         f"the retention is {spoken(config.retention)}, less than {_LEASES} times the lease of {spoken(config.lease)}",
         "The record of a failed event expires between retries: its attempts start at one again, and it never becomes a"
         " dead letter.",
-        _retention_command(facts),
+        _longer_retention(facts),
     )
 
 

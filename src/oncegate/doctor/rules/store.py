@@ -52,7 +52,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
             facts.store.url,
             "the store is in the memory of one process",
             "After a restart, and in a second process, every event counts as new.",
-            "export ONCEGATE_STORE=sqlite:///oncegate.db",
+            {"store": "sqlite:///oncegate.db"},
         )
 
 
@@ -64,7 +64,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
             store.url,
             f"the file is on a network file system ({store.file_system})",
             "SQLite locks do not work reliably there: two machines can claim the same event or damage the file.",
-            "export ONCEGATE_STORE=sqlite:////var/lib/oncegate.db",
+            {"store": "sqlite:////var/lib/oncegate.db"},
             "Choose a folder on a local disk. Stop all processes that use the file before you move it.",
         )
 

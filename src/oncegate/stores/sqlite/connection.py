@@ -30,14 +30,19 @@ _create_lock_over_forks = forks.holding(_create_lock)
 # ── open the file ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def check_folder(path: str) -> None:
+    """Raise StoreRefused if the folder of the file does not exist."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
+
+
 def open_file(path: str, synchronous: str, busy_timeout: int, *, secure_delete: bool = False) -> StoreConnection:
     """Open the file for writing. Create the file if it does not exist, and migrate an older schema. `busy_timeout` is
     in microseconds."""
     if sqlite3.sqlite_version_info < _OLDEST:
         raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; install 3.37 or newer")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise StoreRefused(f"the folder {folder} for the store {path} does not exist; create it first")
+    check_folder(path)
     deadline = time.monotonic() + busy_timeout / 1e6
 
     def prepare(db: StoreConnection) -> None:
