@@ -321,7 +321,7 @@ class TestVerify:
         (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
         code, out, _ = oncegate("verify", "--truth", truth, "--effects", "log", "--limit", "2")
         assert code == exit_codes.NOT_ONCE
-        assert out.startswith("Not exactly once: 30 events, 1 lost; ")
+        assert out.startswith("Not exactly once: 30 events, 1 lost. ")
         assert "29 took effect before the log begins: this store has already processed this traffic (seed 5);" in out
         assert [line.split("  ")[0] for line in out.splitlines()[3:5]] == ["already processed", "lost"]
         assert second not in out
