@@ -90,7 +90,8 @@ def list_(
 
 def _show_rows(entries: Sequence[Entry]) -> None:
     headers = ("key", "namespace", "event id", "type", "entity", "state", "attempts", "first seen", "error")
-    show_table(headers, [_row(entry) for entry in entries], essential=("key", "state", "entity", "event id", "type"))
+    essential = ("key", "state", "entity", "event id", "type")
+    show_table(headers, [_row(entry) for entry in entries], essential, required=("state",))
 
 
 def _row(entry: Entry) -> tuple[Any, ...]:
