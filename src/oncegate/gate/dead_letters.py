@@ -141,13 +141,13 @@ class DeadLetters:
         ):
             job = each.job
             if result is None:
-                buried = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
-                job.outcome = replace(buried, stack=each.stack)
+                outcome = Outcome("buried", job.event, job.key, error=each.error, kept=copy.key, raised=each.raised)
             elif result.cause in (_Cause.BEING_STORED, _Cause.KEY_TAKEN) and not salt:
                 taken.append(each)
+                continue
             else:
-                failed_outcome = _not_stored(job.event, job.key, each.error, result, each.raised)
-                job.outcome = replace(failed_outcome, stack=each.stack)
+                outcome = _not_stored(job.event, job.key, each.error, result, each.raised)
+            job.outcome = replace(outcome, stack=each.stack)
         if taken:
             (random,) = owners(1)
             self.bury_failed(taken, random.hex())

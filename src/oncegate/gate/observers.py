@@ -192,8 +192,7 @@ class JsonLog:
     def __call__(self, notice: Notice) -> None:
         outcome = outcome_of(notice)
         if outcome is not None:
-            stack = {} if outcome.stack is None else {"stack": outcome.stack}
-            write_line({"time": spelt(notice.at), **fields_of(outcome, notice.namespace), **stack}, self._stream)
+            write_line({"time": spelt(notice.at), **line_fields(outcome, notice.namespace)}, self._stream)
         elif notice.name in _WARNINGS and notice.event is not None:
             write_line({"time": spelt(notice.at), **_warning_fields(notice, notice.event)}, self._stream)
 
@@ -230,6 +229,12 @@ def spelt(at: int) -> str:
     """Returns a time, given in microseconds since 1970, in the format of RFC 3339 with milliseconds."""
     when = datetime.fromtimestamp(at / 1_000_000, UTC)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def line_fields(outcome: Outcome, namespace: str) -> dict[str, Any]:
+    """Returns the fields of a line of the log: those of the outcome, and `stack` if a handler raised an exception."""
+    stack = {} if outcome.stack is None else {"stack": outcome.stack}
+    return fields_of(outcome, namespace) | stack
 
 
 def fields_of(outcome: Outcome, namespace: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from oncegate.events import Event, with_webhook_id
 from oncegate.gate.engine import Engine
 from oncegate.gate.handlers import AsyncHandler, Handler, check_handler, is_coroutine, publish_target_of
 from oncegate.gate.job import NO_TIME, Identified, Job, set_destination
-from oncegate.gate.observers import Observers, fields_of, spelt, write_line
+from oncegate.gate.observers import Observers, line_fields, spelt, write_line
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.http_answers import keep_refused, problem
 from oncegate.ingress.lambda_events import (
@@ -196,9 +196,8 @@ class LambdaHandler:
         the payload. The gate stores the message with the event."""
         for outcome in outcomes:
             level = "INFO" if outcome.raised is None else "ERROR"
-            stack = {} if outcome.stack is None else {"stack": outcome.stack}
-            fields = fields_of(outcome, self._engine.config.namespace)
-            self._write_line(level, **fields, **stack, request_id=request_id)
+            fields = line_fields(outcome, self._engine.config.namespace)
+            self._write_line(level, **fields, request_id=request_id)
 
     def _write_line(self, level: str, **fields: Any) -> None:
         """Write JSON to stdout, with the fields `level` and `timestamp` in the format of Lambda's JSON logs. The
