@@ -304,8 +304,10 @@ class Claimer:
     def look_up(self, jobs: Sequence[Job]) -> None:
         """Ask the place that `previous` names which of these events earlier code has processed. Sets `marked_for` of
         those jobs. If the place does not answer, the jobs are answered: an event that may be marked must not run."""
+        if self._previous is None:
+            return
         asked = [job for job in jobs if self._may_be_marked(job)]
-        if self._previous is None or not asked:
+        if not asked:
             return
         try:
             found = self._previous.find([job.event for job in asked])
