@@ -4,7 +4,6 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,6 @@ from oncegate.testing import ManualClock
 from tests.service.apps import signed
 from tests.service.running import Service, until
 from tests.signatures.sending import whsec
-
-TOML = """
-[serve]
-signature = "none"
-mode = "inline"
-
-[route.crm]
-signature = "standard-webhooks"
-secret_env = "CRM_SECRET"
-max_rate = 2
-"""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("telling")
-    with Service(folder, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
-        yield service
 
 
 def metrics(service: Service) -> dict[tuple[str, ...], float]:

@@ -2,32 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from oncegate.service.openapi import DOCUMENT
 from tests.service.running import Service
-from tests.signatures.sending import whsec
-
-TOML = """
-[serve]
-signature = "none"
-mode = "inline"
-
-[route.crm]
-signature = "standard-webhooks"
-secret_env = "CRM_SECRET"
-max_rate = 2
-"""
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("telling")
-    with Service(folder, toml=TOML, environ={"CRM_SECRET": whsec(1)}) as service:
-        yield service
 
 
 def test_document_matches_the_service(service: Service) -> None:
