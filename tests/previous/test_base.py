@@ -11,8 +11,8 @@ from oncegate.errors import SettingError
 from oncegate.gate.options import validate
 from oncegate.previous.base import (
     OldMark,
+    OldRow,
     PlaceUrl,
-    Row,
     column_parts,
     expiry,
     expiry_column,
@@ -145,7 +145,7 @@ def test_a_date(value: Any) -> None:
 def test_no_expiry(value: Any) -> None:
     """A row without a value, or with the value 0, does not expire."""
     assert expiry(value) is None
-    assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1})
+    assert row_of("row 1", {"a": 1}, value) == OldRow("row 1", {"a": 1})
     assert mark_of(value) == OldMark()
 
 
@@ -156,7 +156,7 @@ def test_an_expiry_that_is_no_time(value: Any) -> None:
     """A row or a mark whose expiry is not a time counts, and does not expire."""
     with pytest.raises(ValueError, match="is not a time"):
         expiry(value)
-    assert row_of("row 1", {"a": 1}, value) == Row("row 1", {"a": 1}, has_invalid_expiry=True)
+    assert row_of("row 1", {"a": 1}, value) == OldRow("row 1", {"a": 1}, has_invalid_expiry=True)
     assert mark_of(value) == OldMark()
 
 
@@ -165,7 +165,7 @@ def test_columns() -> None:
     name = UUID(int=5)
     columns = {"a": "x", "b": Decimal(5), "c": Decimal("1.5"), "d": name, "e": None, "f": b"x", "g": [1], "h": {"a": 1}}
     assert plain_columns(columns) == {"a": "x", "b": 5, "c": 1.5, "d": str(name)}
-    assert row_of("row 1", {"a": 1, "e": NOON}, NOON) == Row("row 1", {"a": 1, "e": NOON}, NOON)
+    assert row_of("row 1", {"a": 1, "e": NOON}, NOON) == OldRow("row 1", {"a": 1, "e": NOON}, NOON)
 
 
 def test_an_item_of_dynamodb() -> None:

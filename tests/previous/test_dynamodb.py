@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import OldMark, Row, read_place_url
+from oncegate.previous.base import OldMark, OldRow, read_place_url
 from oncegate.previous.dynamodb import DynamoPlace
 from tests.previous.old_places import OldDynamo, OldDynamoText
 from tests.stores.dynamo_server import DynamoServer
@@ -72,12 +72,12 @@ def test_rows(old: OldDynamo, place: DynamoPlace) -> None:
     put(old, "b", "2", expiresAt={"S": "soon"})
     found = sorted(place.rows(), key=lambda row: row.position)
     assert found == [
-        Row(
+        OldRow(
             "conversationId='a', timestamp=1",
             {"conversationId": "a", "timestamp": 1, "expiresAt": NOON, "note": "z"},
             NOON * 1_000_000,
         ),
-        Row(
+        OldRow(
             "conversationId='b', timestamp=2",
             {"conversationId": "b", "timestamp": 2, "expiresAt": "soon"},
             has_invalid_expiry=True,

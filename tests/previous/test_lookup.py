@@ -10,7 +10,7 @@ import pytest
 
 from oncegate import Gate, read
 from oncegate.errors import SettingError, StoreUnavailable
-from oncegate.previous.base import BadRow, KeyPart, OldMark, Row
+from oncegate.previous.base import BadRow, KeyPart, OldMark, OldRow
 from oncegate.previous.lookup import PreviousPlace, open_previous
 from oncegate.previous.templates import Template
 from oncegate.stores.circuit_breaker import CircuitBreaker
@@ -43,7 +43,7 @@ class Noted:
     def key_columns(self) -> Sequence[str]:
         return ()
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[OldRow | BadRow]:
         return iter(())
 
     def close(self) -> None: ...

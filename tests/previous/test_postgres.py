@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import OldMark, PlaceUrl, Row
+from oncegate.previous.base import OldMark, OldRow, PlaceUrl
 from oncegate.previous.postgres import PostgresPlace
 from tests.previous.test_sql import HOSTILE
 from tests.stores.postgres_server import PostgresServer
@@ -64,9 +64,9 @@ def test_rows(server: PostgresServer, place: PostgresPlace) -> None:
     insert(server, *((f"c{number}", number, "infinity" if number else "294000-01-01") for number in range(2_500)))
     found = list(place.rows())
     assert len(found) == 2_500
-    assert isinstance(found[0], Row)
+    assert isinstance(found[0], OldRow)
     assert found[0].has_invalid_expiry
-    assert found[1] == Row("row 2", {"c": "c1", "t": 1, "e": "infinity"})
+    assert found[1] == OldRow("row 2", {"c": "c1", "t": 1, "e": "infinity"})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_hostile_name(name: str, server: PostgresServer) -> None:
             db.execute(f"INSERT INTO {quoted} VALUES ('5')".encode())  # noqa: S608  # quoted
             with closing(opened(server, name, table=name, expires=None)) as place:
                 assert place.find([(5,), (6,)]) == [OldMark(), None]
-                assert list(place.rows()) == [Row("row 1", {name: "5"})]
+                assert list(place.rows()) == [OldRow("row 1", {name: "5"})]
         finally:
             db.execute(f"DROP TABLE {quoted}".encode())
 

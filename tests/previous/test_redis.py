@@ -9,7 +9,7 @@ import redis
 
 from oncegate.clocks import wall
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import BadRow, OldMark, PlaceUrl, Row
+from oncegate.previous.base import BadRow, OldMark, OldRow, PlaceUrl
 from oncegate.previous.redis import RedisPlace
 from tests.stores.redis_server import RedisCluster, RedisServer
 from tests.stores.servers import free_port
@@ -33,7 +33,7 @@ def check(url: str, client: Any) -> None:
         one, two, three = place.find([("event:1",), ("event:2",), ("event:3",)])
         assert 0 < ((one and one.expires_at) or 0) - wall() <= 60_000_000
         assert (two, three) == (OldMark(), None)
-        rows = {row.columns["key"]: row.expires_at for row in place.rows() if isinstance(row, Row)}
+        rows = {row.columns["key"]: row.expires_at for row in place.rows() if isinstance(row, OldRow)}
     assert rows.keys() == {"event:1", "event:2"}
     assert rows["event:2"] is None
 
@@ -64,7 +64,7 @@ def test_strange_keys(server: RedisServer) -> None:
     with closing(opened(server.url, "event:*")) as place:
         binary, huge = sorted(place.rows(), key=lambda row: type(row).__name__)
     assert binary == BadRow(r"key b'event:\xff\xfe'", "the key is not UTF-8 text")
-    assert isinstance(huge, Row)
+    assert isinstance(huge, OldRow)
     assert (len(huge.columns["key"]), len(huge.position)) == (1_000_006, 206)
 
 

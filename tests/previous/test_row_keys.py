@@ -7,15 +7,15 @@ import pytest
 from oncegate import Event, keys, read
 from oncegate.errors import MissingKey
 from oncegate.events import Key
-from oncegate.previous.base import KeyPart, Row
+from oncegate.previous.base import KeyPart, OldRow
 from oncegate.previous.row_keys import CONTENT, MappedColumn, RowKeys
 from oncegate.previous.templates import Template
 
 PAIR = keys.fields("conversationId", "timestamp")
 
 
-def row(**columns: Any) -> Row:
-    return Row("row 1", columns)
+def row(**columns: Any) -> OldRow:
+    return OldRow("row 1", columns)
 
 
 @pytest.mark.parametrize(

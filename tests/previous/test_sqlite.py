@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncegate.errors import StoreRefused, StoreUnavailable
-from oncegate.previous.base import OldMark, PlaceUrl, Row
+from oncegate.previous.base import OldMark, OldRow, PlaceUrl
 from oncegate.previous.sqlite import SqlitePlace
 
 NOON = 1_796_126_400
@@ -67,11 +67,11 @@ def test_rows(file: Path) -> None:
         db.execute("INSERT INTO dedup VALUES (CAST(x'ff' AS TEXT), 4, NULL)")
     found = list(place(file).rows())
     assert found[:3] == [
-        Row("row 1", {"c": "a", "t": 1, "e": NOON}, NOON * 1_000_000),
-        Row("row 2", {"c": "b", "t": 2, "e": "soon"}, has_invalid_expiry=True),
-        Row("row 3", {"t": 3}),
+        OldRow("row 1", {"c": "a", "t": 1, "e": NOON}, NOON * 1_000_000),
+        OldRow("row 2", {"c": "b", "t": 2, "e": "soon"}, has_invalid_expiry=True),
+        OldRow("row 3", {"t": 3}),
     ]
-    assert isinstance(found[3], Row)
+    assert isinstance(found[3], OldRow)
     assert found[3].columns["t"] == 4
 
 

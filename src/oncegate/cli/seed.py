@@ -18,7 +18,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import check_readable, events_of
 from oncegate.cli.options import output_option, with_settings
-from oncegate.cli.output import print_error, print_note, print_text, rfc3339, show_json
+from oncegate.cli.output import print_copyable, print_error, print_note, print_text, show_json
 from oncegate.cli.seeding import (
     CountingSink,
     Counts,
@@ -43,8 +43,8 @@ from oncegate.previous.base import (
     KEY_TEXT,
     KeyPart,
     OldPlace,
+    OldRow,
     PlaceUrl,
-    Row,
     column_part,
     expiry_column,
     pages,
@@ -57,6 +57,7 @@ from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.settings.schema import KEY, READ, SETTINGS, STORE
 from oncegate.stores import scheme_of
+from oncegate.times import rfc3339
 
 _EXAMPLES: Final = 3
 _COUNTS: Final = ("read", "seeded", "already_there", "same_key", "expired", "unreadable", "invalid_expiry")
@@ -145,7 +146,7 @@ def seed(
         old = _open_source(source_url, settings, lines, **options)
         stack.callback(old.close)
         first, items = peeked(old.items)
-        rows = [item for item in first if isinstance(item, Row)]
+        rows = [item for item in first if isinstance(item, OldRow)]
         event_source = _event_source(source, settings, recent, is_needed=bool(rows))
         strategy = keys.strategy(settings.strategy())
         old = _with_default_template(old, RowKeys(strategy, event_source).paths)
@@ -454,7 +455,7 @@ def _last_expiry(items: Iterator[Item]) -> int | None:
 def _print_previous(url: PlaceUrl, *, stopped: bool) -> None:
     print_text("The gate can look up each event there instead. Add this line to oncegate.toml:")
     print()
-    print_text(f"previous = {msgspec.json.encode(url.shown).decode()}")
+    print_copyable(f"previous = {msgspec.json.encode(url.shown).decode()}")
     print()
     print_text("A name in braces is the path of a value in the event.")
     if "***" in url.shown:

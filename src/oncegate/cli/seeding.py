@@ -21,7 +21,7 @@ from oncegate.gate.job import Job, summary_of
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
 from oncegate.instances import owners
-from oncegate.previous.base import BadRow, Row, expiry_column, item_columns, pages, row_of
+from oncegate.previous.base import BadRow, OldRow, expiry_column, item_columns, pages, row_of
 from oncegate.previous.row_keys import RowKeys
 from oncegate.sources import Hints, read
 from oncegate.stores.base import Store
@@ -40,7 +40,7 @@ class RecordedEvent(Struct, frozen=True):
     event: Event
 
 
-Item: TypeAlias = Row | BadRow | RecordedEvent
+Item: TypeAlias = OldRow | BadRow | RecordedEvent
 
 
 class Candidate(Struct, frozen=True):
@@ -74,9 +74,9 @@ class Counts(Struct):
             self.problems.append(BadRow(position, problem))
 
     def add_expiry(self, item: Item) -> None:
-        if isinstance(item, Row) and item.expires_at is not None:
+        if isinstance(item, OldRow) and item.expires_at is not None:
             self.last_expiry = max(self.last_expiry, item.expires_at)
-        elif isinstance(item, Row):
+        elif isinstance(item, OldRow):
             self.unending += 1
             self.invalid_expiry += item.has_invalid_expiry
 
@@ -170,7 +170,7 @@ class Seeding:
     def _candidate(self, item: Item) -> Candidate:
         if isinstance(item, BadRow):
             raise ValueError(item.problem)
-        if isinstance(item, Row):
+        if isinstance(item, OldRow):
             key, about = self._row_keys.key(item)
             return Candidate(item.position, key, about, item.expires_at)
         event = item.event
@@ -196,7 +196,7 @@ def peeked(items: Iterator[Item]) -> tuple[list[Item], Iterator[Item]]:
     readable = 0
     for item in items:
         first.append(item)
-        readable += isinstance(item, Row) or (isinstance(item, RecordedEvent) and item.event.problem is None)
+        readable += isinstance(item, OldRow) or (isinstance(item, RecordedEvent) and item.event.problem is None)
         if readable == _PEEK or len(first) == _MOST_PEEKED:
             break
     return first, chain(first, items)

@@ -29,7 +29,7 @@ _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 LONGEST_POSITION: Final = 200  # characters that the position of a row shows of a key
 
 
-class Row(Struct, frozen=True):
+class OldRow(Struct, frozen=True):
     """A row of an old place. `expires_at` is in microseconds since 1970; None if the row does not expire.
     `has_invalid_expiry`: the expiry is not a time, so the row counts as a row that does not expire."""
 
@@ -77,7 +77,7 @@ class OldPlace(Protocol):
     def key_columns(self) -> Sequence[str]:
         """Return the columns of the primary key. Empty if the place has none."""
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[OldRow | BadRow]:
         """Yield all rows. Rows that have expired may be among them."""
 
     def close(self) -> None: ...
@@ -238,13 +238,13 @@ def mark_of(expires: Any) -> OldMark:
         return OldMark()
 
 
-def row_of(position: str, columns: Mapping[str, Any], expires: Any) -> Row:
+def row_of(position: str, columns: Mapping[str, Any], expires: Any) -> OldRow:
     """Return a row. `expires` is the value of its expiry. A value that is not a time has the meaning that it has for
     `mark_of`: the row does not expire."""
     try:
-        return Row(position, plain_columns(columns), expiry(expires))
+        return OldRow(position, plain_columns(columns), expiry(expires))
     except ValueError:
-        return Row(position, plain_columns(columns), has_invalid_expiry=True)
+        return OldRow(position, plain_columns(columns), has_invalid_expiry=True)
 
 
 def pages(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:

@@ -15,8 +15,8 @@ from oncegate.previous.base import (
     LONGEST_POSITION,
     KeyPart,
     OldMark,
+    OldRow,
     PlaceUrl,
-    Row,
     column_parts,
     expiry_column,
     item_columns,
@@ -123,7 +123,7 @@ class DynamoPlace:
 
     # ── all rows ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[OldRow]:
         start: dict[str, Any] = {}
         while True:
             page = self._client.call_table("scan", ConsistentRead=True, **start)

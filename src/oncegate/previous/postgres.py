@@ -8,7 +8,7 @@ import psycopg
 from psycopg.types.string import TextLoader
 
 from oncegate.errors import StoreRefused
-from oncegate.previous.base import KeyPart, OldMark, PlaceUrl, Row, mark_of, pages, row_of
+from oncegate.previous.base import KeyPart, OldMark, OldRow, PlaceUrl, mark_of, pages, row_of
 from oncegate.previous.sql import MOST_KEYS, Convert, needed_parts, table_of
 from oncegate.stores.postgres import read_url
 from oncegate.stores.postgres.connections import Connection, Connections
@@ -70,7 +70,7 @@ class PostgresPlace:
         with self._borrow() as db:
             return [name for (name,) in db.execute(_PRIMARY_KEY, (self._table.identifier,)).fetchall()]
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[OldRow]:
         with self._borrow() as db:
             columns = self._columns(db)
             with db.transaction(), db.cursor(name="oncegate_seed") as cursor:

@@ -11,7 +11,7 @@ from redis.retry import Retry
 from oncegate import forks
 from oncegate.clocks import wall
 from oncegate.errors import SettingError
-from oncegate.previous.base import KEY_TEXT, LONGEST_POSITION, BadRow, KeyPart, OldMark, PlaceUrl, Row, pages
+from oncegate.previous.base import KEY_TEXT, LONGEST_POSITION, BadRow, KeyPart, OldMark, OldRow, PlaceUrl, pages
 from oncegate.previous.templates import Template
 from oncegate.stores.redis import settings_of
 from oncegate.stores.redis.errors import FAILURES, store_error
@@ -52,7 +52,7 @@ class RedisPlace:
     def key_columns(self) -> Sequence[str]:
         return ()
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[OldRow | BadRow]:
         try:
             for page in pages(self._connected().scan_iter(match=self._match, count=_PAGE), _PAGE):
                 for key, left in zip(page, self._times_left(page), strict=True):
@@ -61,12 +61,12 @@ class RedisPlace:
         except FAILURES as error:
             raise store_error(error, self._address) from error
 
-    def _row(self, key: bytes, mark: OldMark) -> Row | BadRow:
+    def _row(self, key: bytes, mark: OldMark) -> OldRow | BadRow:
         try:
             text = key.decode()
         except UnicodeDecodeError:
             return BadRow(f"key {key[:LONGEST_POSITION]!r}", "the key is not UTF-8 text")
-        return Row(f"key {text[:LONGEST_POSITION]!r}", {KEY_TEXT: text}, mark.expires_at)
+        return OldRow(f"key {text[:LONGEST_POSITION]!r}", {KEY_TEXT: text}, mark.expires_at)
 
     def _times_left(self, keys: Sequence[str | bytes]) -> list[int | None]:
         """Return the time to live of each key in milliseconds; None if there is no such key."""

@@ -12,7 +12,7 @@ from oncegate import keys
 from oncegate.claims import EventSummary
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
-from oncegate.previous.base import KeyPart, Row
+from oncegate.previous.base import KeyPart, OldRow
 from oncegate.previous.templates import ValueType, typed
 from oncegate.sources.fields import Path, path
 from oncegate.times import microseconds_of, moment
@@ -57,18 +57,18 @@ class RowKeys:
         self._mapped = dict(mapped or {})
         self.paths, self.never = _needs(strategy, source)
 
-    def missing(self, rows: Sequence[Row]) -> list[str]:
+    def missing(self, rows: Sequence[OldRow]) -> list[str]:
         """Return the parts of the key that none of these rows has."""
         if self.never is not None:
             return [self.never]
         columns = self.columns(rows)
         return [each for each in self.paths if self._column(each, columns) is None]
 
-    def columns(self, rows: Sequence[Row]) -> list[str]:
+    def columns(self, rows: Sequence[OldRow]) -> list[str]:
         """Return the names of all columns of these rows, with the columns that the templates read."""
         return list(dict.fromkeys(name for row in rows for name in self._expanded(row)[0]))
 
-    def key(self, row: Row) -> tuple[Key, EventSummary]:
+    def key(self, row: OldRow) -> tuple[Key, EventSummary]:
         """Return the key of a row, and the summary of its event. Raises ValueError if the row has no key."""
         if not self._source:
             raise ValueError("the source of its event is not known; add --source")
@@ -88,7 +88,7 @@ class RowKeys:
             raise ValueError(f"its key function raised {type(error).__name__}: {error}") from error
         return key, _summary(self._source, columns)
 
-    def _expanded(self, row: Row) -> tuple[dict[str, Any], str | None]:
+    def _expanded(self, row: OldRow) -> tuple[dict[str, Any], str | None]:
         """Return the columns with those that the templates read, and why a template does not fit."""
         columns = dict(row.columns)
         for part in self._templates:

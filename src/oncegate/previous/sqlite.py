@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncegate.errors import StoreError, StoreRefused
-from oncegate.previous.base import KeyPart, OldMark, PlaceUrl, Row, mark_of, pages, row_of
+from oncegate.previous.base import KeyPart, OldMark, OldRow, PlaceUrl, mark_of, pages, row_of
 from oncegate.previous.sql import MOST_KEYS, needed_parts, table_of
 from oncegate.stores.sqlite import read_url
 from oncegate.stores.sqlite.connection import FAILURES, as_store_error
@@ -54,7 +54,7 @@ class SqlitePlace:
             raise self._error(error) from error
         return [name for name, place in sorted(found, key=lambda each: int(each[1])) if place]
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[OldRow]:
         try:
             with closing(self._connect()) as db:
                 names = self._columns(db)
