@@ -23,6 +23,8 @@ _HAPPENINGS = (
     "an operator resets",
     "an operator seeds key 0",
     "which has a record",
+    "an operator erases key 0",
+    "an operator erases key 0, waiting or not",
     "judged: granted, attempt 2",
     "judged: inflight",
     "judged: duplicate",

@@ -66,6 +66,15 @@ claim has `marks`, the new state is C instead.
     anything else                                  redrive or unchanged                       False
                                                    reset
 
+    C                                              forget     C without entity, delivery id,  True
+                                                              result and error
+    D; with `waiting` also R or P with a payload   forget     C without entity, delivery id,  True
+    and no live lease                                         result, payload and owner; error
+                                                              ERASED, new expiry
+    R, or P with an expired lease; no payload      forget     same state without entity,      True
+                                                              delivery id and error
+    anything else                                  forget     unchanged                       False
+
 `lost` counts the consecutive attempts that were never settled, because the worker died or was paused for longer than
 the lease. The first lost attempt does not count as an attempt, because another event of its batch may have killed the
 worker. After a lost attempt, the event runs alone. Every further lost attempt therefore counts.
@@ -94,6 +103,7 @@ DEAD: Final = "D"
 
 NOBODY: Final = b""
 UNKNOWN_CONTENT: Final = b""
+ERASED: Final = "erased before it was processed"  # the error of a record that `forget` completed
 
 
 class EventSummary(Struct, frozen=True, gc=False, array_like=True):
@@ -135,6 +145,11 @@ class Record(Struct, frozen=True, gc=False, array_like=True):
     @property
     def is_seeded(self) -> bool:
         return self.payload_hash == UNKNOWN_CONTENT
+
+    @property
+    def is_erased(self) -> bool:
+        """Whether the record was completed by `forget`: its event was never processed."""
+        return self.state == COMPLETED and self.error == ERASED
 
 
 # ── operations ────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,8 +264,20 @@ class Reset(Address, frozen=True, gc=False):
     only_dead: bool = False
 
 
+class Forget(Address, frozen=True, gc=False):
+    """An operator removes everything from a record that identifies a person: the entity and the delivery id of the
+    summary, the result, the error and the payload. The record still recognises duplicates.
+
+    An event whose payload is removed never runs. So its record becomes completed, for `retention` from now. A removed
+    record was rejected: the next delivery would run the event, and would store the erased data again. A dead letter
+    always loses its payload. A waiting event loses its payload only with `waiting`, because it has not run yet."""
+
+    retention: int
+    waiting: bool = False
+
+
 Settlement: TypeAlias = Complete | Release | Bury
-Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Abandon | Redrive | Reset
+Operation: TypeAlias = Claim | Take | Admit | Renew | Settlement | Abandon | Redrive | Reset | Forget
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -408,6 +435,20 @@ def _reset(record: Record | None, reset: Reset, _now: int) -> tuple[Record | Non
     return None, True
 
 
+def _forget(record: Record | None, forget: Forget, now: int) -> tuple[Record | None, bool]:
+    if record is None or _has_live_lease(record, now):
+        return record, False
+    about = replace(record.about, entity=None, delivery_id=None)
+    if record.state == DEAD or record.payload is not None:
+        if record.state != DEAD and not forget.waiting:
+            return record, False
+        unowned = replace(record, state=COMPLETED, owner=NOBODY, lease_until=0, expires_at=now + forget.retention)
+        done = replace(unowned, about=about, completed_at=now, result=None, error=ERASED, payload=None)
+        return replace(done, lost=0, unavailable_since=None), True
+    stripped = replace(record, about=about, result=None, error=ERASED if record.is_erased else None)
+    return (record if stripped == record else stripped), True
+
+
 # A table by type is used instead of `match`: each class pattern that does not match takes longer than the rule itself.
 _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None, Answer]]]] = {
     Claim: _claim,
@@ -420,6 +461,7 @@ _RULES: Final[dict[type, Callable[[Record | None, Any, int], tuple[Record | None
     Abandon: _abandon,
     Redrive: _redrive,
     Reset: _reset,
+    Forget: _forget,
 }
 _END_STATE: Final[dict[type, State]] = {Complete: COMPLETED, Release: RELEASED, Bury: DEAD}
 

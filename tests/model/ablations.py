@@ -12,6 +12,7 @@ from tests.model.settings import (
     ADMIT_RUN,
     BATCH_CONFLICT,
     CONFLICT,
+    ERASE,
     EXPIRY,
     FAULTS,
     FORGETFUL,
@@ -435,4 +436,36 @@ _SEEDING: Final = (
     ),
 )
 
-ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _SEEDING + _WORKER
+_REMOVED: Final = "return (None if record.state == COMPLETED else stripped), True"
+_ERASURE: Final = (
+    Ablation(
+        "erasure during a run",
+        "the record of an event in progress is erased",
+        19,
+        ERASE,
+        ("if record is None or _has_live_lease(record, now):", "if record is None:"),
+    ),
+    Ablation(
+        "erased waiting event",
+        "a waiting event is erased although the operator did not include waiting events",
+        19,
+        ERASE,
+        ("if record.state != DEAD and not forget.waiting:", "if False:"),
+    ),
+    Ablation(
+        "erased event that runs",
+        "an event without its payload can still be claimed",
+        19,
+        ERASE,
+        ("return replace(done, lost=0, unavailable_since=None), True", "return replace(done, state=RELEASED), True"),
+    ),
+    Ablation(
+        "erased completion",
+        "the erasure removes a completed record",
+        4,
+        ERASE,
+        ("return (record if stripped == record else stripped), True", _REMOVED),
+    ),
+)
+
+ABLATIONS: Final = _FUNCTION + _ADMISSION + _MARKING + _SEEDING + _ERASURE + _WORKER

@@ -47,7 +47,7 @@ class Ledger:
     def __init__(self, claims: ModuleType, setting: Setting) -> None:
         self._claims = claims
         self._setting = setting
-        self._about = claims.EventSummary("model")
+        self._about = claims.EventSummary("model", entity="person", delivery_id="evt-1")
         self._rulings: dict[tuple[int, str, int, bool, bool], Ruling] = {}
         self._ids: dict[Any, int] = {None: ABSENT}
         self._states = [""]
@@ -143,7 +143,12 @@ class Ledger:
             case "bury":
                 return claims.Bury(*proof, terms.dead_retention, payload, "why")
             case _:
-                return claims.Redrive(*_PLACE) if verb == "redrive" else claims.Reset(*_PLACE)
+                return self._operator_request(verb)
+
+    def _operator_request(self, verb: str) -> Any:
+        if verb.startswith("forget"):
+            return self._claims.Forget(*_PLACE, self._setting.retention, waiting=verb == "forget waiting")
+        return self._claims.Redrive(*_PLACE) if verb == "redrive" else self._claims.Reset(*_PLACE)
 
     def _must_not_matter(self, operation: Any, after: Any, answer: Any) -> None:
         swept, otherwise = self._claims.step(None, operation, NOW)
@@ -218,6 +223,8 @@ def _check(verb: str, holds: bool, stale: bool, before: Any, after: Any, answer:
         raise Violation(4, f"a completed record is left by {verb}")
     _check_payload(verb, before, same)
     _check_seed(verb, before, name, same)
+    if verb.startswith("forget"):
+        _check_forget(verb, before, after, alive)
 
 
 def _given(verb: str, before: Any, alive: bool) -> str | None:
@@ -234,6 +241,21 @@ def _check_seed(verb: str, before: Any, name: str, same: bool) -> None:
         raise Violation(18, f"a seed changes a record in state {before.state}")
     if verb in _ASKING - {"take"} and not before.payload_hash and (name != "duplicate" or not same):
         raise Violation(18, f"a {verb} of a seeded event is answered {name}")
+
+
+def _check_forget(verb: str, before: Any, after: Any, alive: bool) -> None:
+    waits = before.payload is not None and before.state != "D"
+    if alive or (waits and verb == "forget"):
+        if after is not before:
+            raise Violation(19, f"{verb} changes a record in state {before.state} that it must leave")
+        return
+    if after is None or after.payload or after.result or after.about.entity or after.about.delivery_id:
+        raise Violation(19, f"{verb} leaves a record in state {before.state} that identifies a person")
+    kept = ("state", "owner", "fence", "expires_at", "attempts", "payload_hash")
+    if before.payload is None and any(getattr(after, name) != getattr(before, name) for name in kept):
+        raise Violation(19, f"{verb} changes more than the summary of a record in state {before.state}")
+    if before.payload is not None and (after.state, after.owner) != ("C", b""):
+        raise Violation(19, f"{verb} takes the payload from a record that can still run")
 
 
 def _check_payload(verb: str, before: Any, same: bool) -> None:

@@ -16,8 +16,8 @@ LIVENESS: Final = 8
 INVARIANTS: Final = {
     1: "At most one claim on a key is valid at a time. A key has at most one effect: always in a transaction, and with"
     " a plain handler unless a fault occurred between the start of the effect and its completion.",
-    2: "An acknowledged event has taken effect, or is stored with its payload until an operator drops it. An event in"
-    " mark_first mode may also be lost, but only by a fault between its mark and its end.",
+    2: "An acknowledged event has taken effect, or is stored with its payload until an operator drops or erases it. An"
+    " event in mark_first mode may also be lost, but only by a fault between its mark and its end.",
     3: "A write is accepted only from the owner, and only with the current fence.",
     4: "A completed record leaves this state only by expiry or by an operator.",
     5: "The fence rises with every grant.",
@@ -32,6 +32,9 @@ INVARIANTS: Final = {
     16: "An event in mark_first mode runs at most once, whatever fails.",
     17: "An admitted event is granted to a dispatcher only, and no admission changes a record that has a payload.",
     18: "A seed changes no existing record. Until it expires, a seeded event is a duplicate, whatever its content.",
+    19: "An erasure leaves nothing in a record that identifies a person. It changes no record with a live lease, and a"
+    " waiting event only if the operator includes waiting events. A completed record keeps its state, owner, fence and"
+    " expiry. An event that loses its payload becomes completed.",
 }
 
 
@@ -63,7 +66,7 @@ class Setting(NamedTuple):
     duplicates: int = 0
     skews: int = 0
     operators: int = 0
-    acts: tuple[str, ...] = ("redrive", "reset")  # what the operator may do; also: seed
+    acts: tuple[str, ...] = ("redrive", "reset")  # what the operator may do; also: seed, forget
     outages: int = 0  # how often a service that the handler calls is unavailable
     abandons: bool = False  # whether the end of a worker can become known
     batch: int = 1

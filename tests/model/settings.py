@@ -5,11 +5,11 @@ event is tried at most twice, and handlers may fail. `faults` is the number of f
 any worker: a worker crashes; a worker is stopped past its lease and continues; a request is lost; an answer is lost; a
 request is delayed and arrives at any later time (one at a time for each worker, and no batch of two). A setting may
 also allow one more delivery, a jump of the store's clock by one tick, and one action of an operator (redrive or reset,
-or in some worlds the seed of a key). `outages` is how
-often a handler finds a service unavailable. With `abandons`, the crash of a worker may become known at any later step,
-and its claims are abandoned, in time or too late. Time is not bounded. Without `expiry`, everything happens before the
-first record expires, which keeps those worlds small enough for conflicts and more faults. `ways` is what a worker may
-do with a delivery: claim and run it; admit it for a dispatcher, or with a lease to run it at once; or mark and run it.
+or in some worlds the seed or the erasure of a key). `outages` is how often a handler finds a service unavailable. With
+`abandons`, the crash of a worker may become known at any later step, and its claims are abandoned, in time or too late.
+Time is not bounded. Without `expiry`, everything happens before the first record expires, which keeps those worlds
+small enough for conflicts and more faults. `ways` is what a worker may do with a delivery: claim and run it; admit it
+for a dispatcher, or with a lease to run it at once; or mark and run it.
 """
 
 from typing import Final
@@ -49,6 +49,18 @@ SEED: Final = Setting(
 SEED_EXPIRY: Final = Setting(
     "a seeded event that expires", _COPIED, faults=0, operators=1, acts=("seed",), expiry=True, ways=("claim", "mark")
 )
+ERASE: Final = Setting(
+    "an event twice, and an erasure", _TWICE, faults=1, operators=1, acts=("forget",), ways=("claim", "admit")
+)
+ERASE_EXPIRY: Final = Setting(
+    "an erased event that expires",
+    _COPIED,
+    faults=0,
+    operators=1,
+    acts=("forget",),
+    expiry=True,
+    ways=("claim", "mark"),
+)
 ABANDON: Final = Setting("an event twice, with abandoned claims", _TWICE, faults=2, abandons=True)
 MARK: Final = Setting("an event marked first", _COPIED, faults=2, ways=("mark",))
 MARK_EXPIRY: Final = Setting(
@@ -59,7 +71,21 @@ MARK_ADMIT: Final = Setting("an event marked first or admitted", _COPIED, faults
 # Explored completely in every test run. The slowest come first, so that two processors finish at about the same time.
 ORDINARY: Final = (
     *(CONFLICT, OPERATOR, ADMIT_RUN, ABANDON, FAULTS, EXPIRY, MARK_EXPIRY, MIXED, BATCH, TRANSACTION, ADMIT_EXPIRY),
-    *(SEED_EXPIRY, SEED, OUTAGE, SKEW, FORGETFUL, MARK_ADMIT, BATCH_CONFLICT, ADMIT_CONFLICT, POISON, MARK, ADMIT),
+    *(
+        ERASE,
+        ERASE_EXPIRY,
+        SEED_EXPIRY,
+        SEED,
+        OUTAGE,
+        SKEW,
+        FORGETFUL,
+        MARK_ADMIT,
+        BATCH_CONFLICT,
+        ADMIT_CONFLICT,
+        POISON,
+        MARK,
+        ADMIT,
+    ),
 )
 
 # Explored on demand, each up to a number of states. Worlds that are part of a larger one here are left out.
@@ -93,4 +119,11 @@ LARGE: Final = (
     (Setting("a conflict marked first", _CONFLICT, faults=1, ways=("mark",)), WHOLE),
     (MARK._replace(name="an event marked first, many faults", faults=3), WHOLE),
     (SEED._replace(name="a conflict and a seed, with a fault", faults=1), 600_000),
+    (ERASE._replace(name="an event twice, and an erasure, two faults", faults=2), WHOLE),
+    (
+        ERASE_EXPIRY._replace(
+            name="an erased event that expires, redriven or not", faults=1, operators=2, acts=("forget", "redrive")
+        ),
+        600_000,
+    ),
 )

@@ -143,12 +143,26 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
             meddled=shared.meddled or shared.skewed,
         )
         yield turn.move(f"an operator redrives key {key}", "fault")
+    if state and "forget" in acts:
+        yield from _forgotten(game, shared, key)
     if state and "reset" in acts:
         turn = Turn(game, shared._replace(meddled=True), IDLE)
         turn.operate("reset", key)
         turn.forget(key)
         turn.shared = _dropped(game, turn.shared, key, game.ledger.content(shared.records[key]))
         yield turn.move(f"an operator resets key {key}", "fault")
+
+
+def _forgotten(game: Game, shared: Shared, key: int) -> Iterator[Move]:
+    """An operator erases a record. An event whose payload is erased need not take effect any more."""
+    content = game.ledger.content(shared.records[key])
+    for verb, which in (("forget", ""), ("forget waiting", ", waiting or not")):
+        turn = Turn(game, shared, IDLE)
+        turn.operate(verb, key)
+        if turn.shared.records[key] != shared.records[key]:
+            if content >= 0:
+                turn.shared = _dropped(game, turn.shared, key, content)
+            yield turn.move(f"an operator erases key {key}{which}", "fault")
 
 
 def _seeded(game: Game, shared: Shared, key: int, contents: int) -> Move:

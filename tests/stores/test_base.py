@@ -64,3 +64,5 @@ def test_count_in_pages(monkeypatch: pytest.MonkeyPatch, page: int) -> None:
     uncounted = cast(Store, Uncounted(store))
     assert [count_dead_letters(uncounted, NAMESPACE, limit) for limit in (0, 1, 4, 5, 9)] == [0, 1, 4, 5, 5]
     assert count_dead_letters(uncounted, "another", 9) == 0
+    assert bury(store, granted(store, namespace="another"), namespace="another")
+    assert [count_dead_letters(uncounted, None, limit) for limit in (5, 6, 7)] == [5, 6, 6]

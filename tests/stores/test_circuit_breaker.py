@@ -167,6 +167,18 @@ class TestOpening:
         assert call(breaker, server, [1]) == [1]
 
 
+def test_state(breaker: CircuitBreaker, server: Server, boot: ManualClock) -> None:
+    """The state is shown to people: closed, open, or half open while the next call is a probe."""
+    assert breaker.state == "closed"
+    break_it(breaker, server)
+    assert breaker.state == "open"
+    boot.advance(1_000 * MS)
+    assert breaker.state == "half open"
+    server.fails = False
+    call(breaker, server, [1])
+    assert breaker.state == "closed"
+
+
 class TestReads:
     def test_while_no_writes_are_taken(self, breaker: CircuitBreaker, server: Server, changes: list[str]) -> None:
         """A store that takes no writes can be read while it is left alone, and an answer to that does not close the

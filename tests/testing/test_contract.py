@@ -11,7 +11,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import claims
-from oncegate.claims import COMPLETED, IN_PROGRESS, Abandon, Admit, Claim, Complete, Operation, Record, Redrive, Release
+from oncegate.claims import (
+    COMPLETED,
+    DEAD,
+    IN_PROGRESS,
+    Abandon,
+    Admit,
+    Claim,
+    Complete,
+    Forget,
+    Operation,
+    Record,
+    Redrive,
+    Release,
+)
 from oncegate.clocks import Clock
 from oncegate.stores import memory
 from oncegate.stores.memory import MemoryStore
@@ -19,6 +32,7 @@ from oncegate.testing.claim_contract import ClaimContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.inbox_contract import InboxContract
 from oncegate.testing.model_comparison import machine
+from oncegate.testing.operator_contract import ForgetContract
 from oncegate.testing.settle_contract import AttemptContract
 
 Step = Callable[[Record | None, Operation, int], tuple[Record | None, Any]]
@@ -118,6 +132,17 @@ def redrives_with_losses(record: Record | None, operation: Operation, now: int) 
     return _changed(after, answer, lost=record.lost) if redriven else (after, answer)  # type: ignore[union-attr]
 
 
+def erases_the_owner(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    after, answer = claims.step(record, operation, now)
+    return _changed(after, answer, owner=b"") if isinstance(operation, Forget) and answer else (after, answer)
+
+
+def removes_dead_letters(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
+    after, answer = claims.step(record, operation, now)
+    is_dead = record is not None and record.state == DEAD
+    return (None, answer) if isinstance(operation, Forget) and is_dead else (after, answer)
+
+
 def admits_without_a_loss(record: Record | None, operation: Operation, now: int) -> tuple[Record | None, Any]:
     """A payload that is attached to a record with an expired lease does not change the counts."""
     after, answer = claims.step(record, operation, now)
@@ -176,6 +201,8 @@ def test_the_comparison_catches(step: Step, monkeypatch: pytest.MonkeyPatch) -> 
         (redrives_with_losses, AttemptContract().test_buried_keeps_the_counts),
         (admits_without_a_loss, InboxContract().test_admitted_after_two_losses),
         (seeds_one_content, ClaimContract().test_seeded_again),
+        (erases_the_owner, lambda store, clock: ForgetContract().test_forget_completed(store, b"null", None)),
+        (removes_dead_letters, ForgetContract().test_forget_dead_letter),
     ],
 )
 def test_the_rows_catch(step: Step, row: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 Every verb takes a batch. Each item of the batch is processed atomically. A store holds addresses, records and
 documents. The code of a store does not depend on events, JSON, key strategies or policies. `claim`, `settle`, `renew`,
-`redrive` and `reset` follow the rules of `oncegate.claims.step`.
+`redrive`, `reset` and `forget` follow the rules of `oncegate.claims.step`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,7 @@ from oncegate.claims import (
     Claim,
     ClaimProof,
     Complete,
+    Forget,
     Operation,
     Record,
     Redrive,
@@ -109,8 +110,9 @@ class Inbox(Protocol):
         entity. If a batch has several requests for one entity, only the event that happened first can be granted. A
         store that does not check for other events of the entity answers Admitted, with or without a lease."""
 
-    def kept(self, namespace: str) -> int:
-        """Return how many payloads a namespace holds, including the payloads of events whose handler is running."""
+    def kept(self, namespace: str, limit: int | None = None) -> int:
+        """Return how many payloads a namespace holds, including the payloads of events whose handler is running. With
+        `limit`, return `limit` if there are more: the count then takes time in proportion to its result."""
 
 
 @runtime_checkable
@@ -159,12 +161,22 @@ class CanScan(Protocol):
 
 
 @runtime_checkable
+class KeepsDeletedData(Protocol):
+    """A store or journal in a file that keeps deleted data in free space and in its log."""
+
+    def purge(self, *, rewrite: bool) -> bool:
+        """Empty the log. With `rewrite`, also rewrite the file without its free space; other processes cannot write
+        until this has ended. Returns False if another process prevented it."""
+
+
+@runtime_checkable
 class CountsDeadLetters(Protocol):
     """A store that can count its dead letters without their payloads."""
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
-        """Return how many dead letters a namespace has, or `limit` if there are more. A store that deletes expired
-        records late may also count expired dead letters that are not deleted yet."""
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
+        """Return how many dead letters a namespace has, or all namespaces together if `namespace` is None; return
+        `limit` if there are more. A store that deletes expired records late may also count expired dead letters that
+        are not deleted yet."""
 
 
 class Store(Protocol):
@@ -214,6 +226,11 @@ class Store(Protocol):
         """Delete records. The answer is False if there is no record, or if the request has `only_dead` and the record
         is not a dead letter."""
 
+    def forget(self, requests: Sequence[Forget]) -> list[bool]:
+        """Remove what identifies a person from records. The answer is False if there is no record, if the event is in
+        progress, or if it waits and the request does not have `waiting`. A store may also answer False if another
+        process changes the record at the same time. In these cases, the record is unchanged."""
+
     def browse(
         self,
         namespace: str | None = None,
@@ -246,13 +263,13 @@ def _scan_pages(store: Store, namespace: str | None) -> Iterator[Entry]:
         after = Address(page[-1].namespace, page[-1].key)
 
 
-def count_dead_letters(store: Store, namespace: str, limit: int) -> int:
-    """Return how many dead letters a namespace has, or `limit` if there are more. If the store cannot count its dead
-    letters, read them in pages."""
+def count_dead_letters(store: Store, namespace: str | None, limit: int) -> int:
+    """Return how many dead letters a namespace has, or all namespaces together if `namespace` is None; return `limit`
+    if there are more. If the store cannot count its dead letters, read them in pages."""
     if isinstance(store, CountsDeadLetters):
         return store.count_dead_letters(namespace, limit)
     count, after = 0, None
     while count < limit and (page := store.dead_letters(namespace, after=after, limit=_DEAD_LETTER_PAGE)):
         count += len(page)
-        after = Address(namespace, page[-1].key)
+        after = Address(page[-1].namespace, page[-1].key)
     return min(count, limit)

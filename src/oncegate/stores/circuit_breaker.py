@@ -58,6 +58,14 @@ class CircuitBreaker:
         """Let a forked child probe the store itself: the probe of the parent does not end in the child."""
         self._probing = False
 
+    @property
+    def state(self) -> str:
+        """`closed`, `open` or `half open`, for people."""
+        with self._lock:
+            if self._open_until is None:
+                return "closed"
+            return "half open" if self._probing or self.boot() >= self._open_until else "open"
+
     def watch(self, size: int, *, always: bool = False, reads: bool = False) -> "_Watch":
         """Return a context for one call with a batch of `size` items. While the breaker is open, entering the context
         raises StoreUnavailable with the reason and the time until the next probe. Exception: if the breaker is open

@@ -136,10 +136,10 @@ class MemoryStore(StepStore):
             }
             return [self._take(want, waiting[want.namespace], now) for want in wants]
 
-    def kept(self, namespace: str) -> int:
+    def kept(self, namespace: str, limit: int | None = None) -> int:
         with self._lock:
             self._check_open()
-            return sum(where[0] == namespace for where in self._waiting)
+            return sum(1 for _ in islice((where for where in self._waiting if where[0] == namespace), limit))
 
     def _find_busy(self, entities: Collection[Entity]) -> set[Entity]:
         return {entity for entity in entities if self._waiting_per_entity[entity]}
@@ -195,12 +195,18 @@ class MemoryStore(StepStore):
             found = (entry for entry in self._entries(namespace, after) if entry.record.state == DEAD)
             return heapq.nsmallest(limit, found, key=_address_of)
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
         """See `oncegate.stores.base.CountsDeadLetters`. Packed records are completed, so they are not unpacked."""
         with self._lock:
-            now, address = self._clock(), (namespace, b"")
-            unpacked = (each for each in self._records.get(namespace, {}).values() if isinstance(each, Record))
-            found = (each for each in unpacked if each.state == DEAD and is_listed(address, each, None, now))
+            now = self._clock()
+            names = self._records if namespace is None else [namespace]
+            unpacked = (
+                ((name, b""), each)
+                for name in names
+                for each in self._records.get(name, {}).values()
+                if isinstance(each, Record)
+            )
+            found = (each for where, each in unpacked if each.state == DEAD and is_listed(where, each, None, now))
             return sum(1 for _ in islice(found, limit))
 
     def browse(

@@ -6,9 +6,9 @@ from typing import Final
 _NAME: Final = "-- name: "
 
 
-def read_sql(package: str) -> str:
-    """Return the text of the file `store.sql` in a package."""
-    return (pkgutil.get_data(package, "store.sql") or b"").decode()
+def read_sql(package: str, name: str = "store.sql") -> str:
+    """Return the text of a `.sql` file in a package."""
+    return (pkgutil.get_data(package, name) or b"").decode()
 
 
 def sections(text: str) -> dict[str, str]:

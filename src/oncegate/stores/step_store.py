@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from oncegate.claims import Address, Claim, Operation, Record, Redrive, Renew, Reset, Settlement, Verdict
+from oncegate.claims import Address, Claim, Forget, Operation, Record, Redrive, Renew, Reset, Settlement, Verdict
 
 
 class StepStore(ABC):
@@ -28,6 +28,9 @@ class StepStore(ABC):
         return self._apply(requests)
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
+        return self._apply(requests)
+
+    def forget(self, requests: Sequence[Forget]) -> list[bool]:
         return self._apply(requests)
 
 

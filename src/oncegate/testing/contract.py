@@ -11,7 +11,7 @@ from oncegate.stores.base import Store
 from oncegate.testing.claim_contract import ClaimContract, ExpiryContract, TakeContract
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.model_comparison import HISTORIES, machine
-from oncegate.testing.operator_contract import DocumentContract, NamespaceContract, OperatorContract
+from oncegate.testing.operator_contract import DocumentContract, ForgetContract, NamespaceContract, OperatorContract
 from oncegate.testing.race_contract import ProcessRaceContract, RaceContract
 from oncegate.testing.requests import NAMESPACE, claim, complete, granted
 from oncegate.testing.settle_contract import AttemptContract, RenewContract, SettleContract
@@ -25,6 +25,7 @@ class StoreContract(
     AttemptContract,
     RenewContract,
     OperatorContract,
+    ForgetContract,
     NamespaceContract,
     DocumentContract,
     RaceContract,

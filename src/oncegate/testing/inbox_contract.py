@@ -35,6 +35,7 @@ from oncegate.testing.requests import (
     claim,
     complete,
     content,
+    forget,
     granted,
     owner,
     release,
@@ -58,6 +59,15 @@ class InboxContract:
         record = _stored(store)
         assert (record.state, record.attempts, record.payload, record.expires_at) == (RELEASED, 0, _PAYLOAD, None)
         assert record.about == ABOUT
+
+    def test_forgotten(self, store: Any) -> None:
+        """After an admitted event of an entity was erased, the next event of the entity can run."""
+        admit(store)
+        admit(store, key=b"2" * 16)
+        assert forget(store, waiting=True)
+        assert store.kept(NAMESPACE) == 1
+        assert (entry := take(store, in_order=True)) is not None
+        assert entry.key == b"2" * 16
 
     def test_admitted_again(self, store: Any) -> None:
         """A retry of an admission is admitted again. Another copy of the event is a duplicate."""
@@ -151,6 +161,7 @@ class InboxContract:
         admit(store, namespace="other")
         granted(store, key=b"d" * 16)
         assert store.kept(NAMESPACE) == 3
+        assert [store.kept(NAMESPACE, limit) for limit in (2, 3, 4)] == [2, 3, 3]
         first, second = take(store), take(store)
         assert first is not None
         assert second is not None

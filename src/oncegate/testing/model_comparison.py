@@ -17,6 +17,7 @@ from oncegate.claims import (
     Claim,
     Complete,
     EventSummary,
+    Forget,
     Operation,
     Record,
     Redrive,
@@ -47,6 +48,13 @@ _BODIES = [b"", b"null", b'{"a":1}', b"\x00\xff"]
 _ERRORS = ["boom", "ValueError: \N{SNOWMAN}"]
 _EITHER = [False, True]
 _PLACES = ["sqs://queue"]
+# Entity, time and delivery id of a summary.
+_RESTS: list[Any] = [
+    (None, None),
+    (None, 7),
+    ("call-1", 7, "evt-1"),
+    ("call-1", None, "0b0f3f34-5a3c-4d43-8e2b-5a1f0f6f7a10"),
+]
 
 
 def _or_none(values: list[Any]) -> list[Any]:
@@ -67,7 +75,7 @@ _CLAIMS = _any_of(
     _HASHES,
     _LEASES,
     _RETENTIONS,
-    [EventSummary("plain", kind, None, at) for kind in (None, "call.ended") for at in (None, 7)],
+    [EventSummary("plain", kind, *rest) for kind in (None, "call.ended") for rest in _RESTS],
     _EITHER,
     [False, False, True],
     [0, 0, 40],
@@ -228,6 +236,11 @@ class _Comparison(RuleBasedStateMachine):
     def reset(self, fields: tuple[str, bytes, bool]) -> None:
         operation = Reset(*fields)
         assert self.store.reset([operation]) == [self.step_model(operation)]
+
+    @rule(fields=_any_of(_NAMESPACES, _KEYS, _RETENTIONS, _EITHER))
+    def forget(self, fields: tuple[str, bytes, int, bool]) -> None:
+        operation = Forget(*fields)
+        assert self.store.forget([operation]) == [self.step_model(operation)]
 
     @rule(fields=_any_of(_NAMESPACES, _KEYS, _EITHER, _BODIES, _RETENTIONS))
     def swap(self, fields: tuple[str, bytes, bool, bytes, int]) -> None:

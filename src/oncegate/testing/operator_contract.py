@@ -1,13 +1,30 @@
 """Contract tests of the operations for operators, of namespaces, and of versioned documents."""
 
-import pytest
+from itertools import product
 
-from oncegate.claims import DEAD, RELEASED, Address, Granted, InFlight
+import pytest
+from msgspec.structs import replace
+
+from oncegate.claims import (
+    COMPLETED,
+    DEAD,
+    ERASED,
+    RELEASED,
+    Address,
+    Complete,
+    Duplicate,
+    EventSummary,
+    Forget,
+    Granted,
+    InFlight,
+)
 from oncegate.stores.base import Change, Document, Store, count_dead_letters, scan
 from oncegate.testing.clock import ManualClock
 from oncegate.testing.requests import (
+    ABOUT,
     BURIED_FOR,
     KEY,
+    LEASE,
     NAMESPACE,
     RETENTION,
     address,
@@ -15,8 +32,10 @@ from oncegate.testing.requests import (
     claim,
     claim_of,
     complete,
+    forget,
     granted,
     redrive,
+    release,
     reset,
     stored,
     take,
@@ -101,7 +120,8 @@ class OperatorContract:
         assert seen == keys
 
     def test_count_of_dead_letters(self, store: Store) -> None:
-        """The dead letters of a namespace are counted up to the limit. Records in other states do not count."""
+        """The dead letters of one namespace, or of all, are counted up to the limit. Records in other states do not
+        count."""
         for number in range(7):
             key = bytes([number]) * 16
             assert bury(store, granted(store, key=key), key=key)
@@ -111,6 +131,7 @@ class OperatorContract:
         assert [count_dead_letters(store, NAMESPACE, limit) for limit in (1, 6, 7, 8, 1_000)] == [1, 6, 7, 7, 7]
         assert count_dead_letters(store, "other", 10) == 1
         assert count_dead_letters(store, "none", 10) == 0
+        assert [count_dead_letters(store, None, limit) for limit in (7, 8, 9)] == [7, 8, 8]
         assert redrive(store, bytes(16))
         assert reset(store, b"\1" * 16)
         assert count_dead_letters(store, NAMESPACE, 1_000) == 5
@@ -149,6 +170,146 @@ class OperatorContract:
         assert {entry.key for entry in scan(store, "b")} == {key for name, key in wanted if name == "b"}
         clock.advance(RETENTION)
         assert list(scan(store)) == []
+
+
+_STRIPPED = EventSummary(ABOUT.source, ABOUT.type, None, ABOUT.occurred_at)
+_LONG = "x" * 300
+_UUID = "0b0f3f34-5a3c-4d43-8e2b-5a1f0f6f7a10"
+
+
+class ForgetContract:
+    """An operator removes what identifies a person from records."""
+
+    crowd = 1_000
+
+    @pytest.mark.parametrize("result", [None, b"null", b'{"name":"Ann"}'])
+    @pytest.mark.parametrize("place", [None, "sqs://queue"])
+    def test_forget_completed(self, store: Store, result: bytes | None, place: str | None) -> None:
+        """A completed record loses entity, delivery id, result and error. Nothing else changes, and the event is still
+        a duplicate."""
+        record = granted(store)
+        assert complete(store, record, result, error="no mail for Ann", handed_to=place)
+        before = stored(store)
+        assert before is not None
+        assert forget(store)
+        after = replace(before, about=_STRIPPED, result=None, error=None)
+        assert stored(store) == after
+        verdict = claim(store, "bob")
+        assert isinstance(verdict, Duplicate)
+        assert verdict.record == after
+        assert complete(store, record), "the worker repeats its completion"
+        assert forget(store), "the operator repeats the request"
+        assert stored(store) == after
+
+    def test_forget_every_summary(self, store: Store) -> None:
+        """Source, type and time of a summary survive, whatever the other values are."""
+        texts: list[str | None] = [None, "", "call.ended", _UUID, _LONG]
+        times = [None, -(2**40), -3, 0, 100, 200, 60_000, 2**31, 1_765_551_752_433_000]
+        summaries = [
+            EventSummary(source, kind, entity, at, delivery_id)
+            for source, kind, entity, delivery_id, at in product(["plain", _LONG], texts, texts, texts, times)
+        ]
+        chosen = summaries[:: 1 + len(summaries) // self.crowd]
+        claims = [claim_of(key=number.to_bytes(16), about=about) for number, about in enumerate(chosen)]
+        fences = [verdict.record.fence for verdict in store.claim(claims)]
+        proofs = [(each.namespace, each.key, each.owner, fence) for each, fence in zip(claims, fences, strict=True)]
+        store.settle([Complete(*proof, RETENTION, b'"done"') for proof in proofs])
+        assert all(store.forget([Forget(c.namespace, c.key, RETENTION) for c in claims]))
+        found = {entry.key: entry.record.about for entry in scan(store)}
+        assert found == {c.key: replace(c.about, entity=None, delivery_id=None) for c in claims}
+
+    def test_forget_marked(self, store: Store) -> None:
+        """A record that its claim completed keeps its lease, and its owner is still granted the claim."""
+        before = granted(store, marks=True)
+        assert forget(store)
+        after = replace(before, about=_STRIPPED)
+        assert stored(store) == after
+        assert granted(store, marks=True) == after
+        assert isinstance(claim(store, "bob"), Duplicate)
+
+    def test_forget_dead_letter(self, store: Store, clock: ManualClock) -> None:
+        """A dead letter becomes a completed record without payload and owner. Its event does not run again until the
+        retention is over."""
+        record = granted(store)
+        assert bury(store, record)
+        clock.advance(7)
+        assert forget(store)
+        after = stored(store)
+        assert after == replace(
+            record,
+            state=COMPLETED,
+            owner=b"",
+            lease_until=0,
+            about=_STRIPPED,
+            completed_at=clock.now,
+            expires_at=clock.now + RETENTION,
+            error=ERASED,
+        )
+        assert store.dead_letters() == []
+        assert count_dead_letters(store, NAMESPACE, 10) == 0
+        assert bury(store, record) is complete(store, record) is redrive(store) is False
+        assert isinstance(claim(store, "bob"), Duplicate)
+        assert forget(store)
+        assert stored(store) == after
+        clock.advance(RETENTION)
+        assert isinstance(claim(store, "bob"), Granted)
+
+    def test_forget_in_progress(self, store: Store, clock: ManualClock) -> None:
+        """A claim with a live lease is not changed. Without the lease, it loses what identifies a person, and can be
+        claimed again."""
+        record = granted(store)
+        clock.advance(LEASE - 1)
+        assert forget(store) is False
+        assert stored(store) == record
+        clock.advance(1)
+        assert forget(store)
+        assert stored(store) == replace(record, about=_STRIPPED)
+        assert granted(store, "bob").about == _STRIPPED
+        assert complete(store, record) is False
+
+    def test_forget_released(self, store: Store) -> None:
+        """A released claim without a payload loses its error, and can be claimed again."""
+        assert release(store, granted(store), error="no mail for Ann")
+        assert forget(store)
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.about, after.error, after.attempts) == (RELEASED, _STRIPPED, None, 1)
+        assert granted(store, "bob").attempts == 2
+
+    def test_forget_absent_and_expired(self, store: Store, clock: ManualClock) -> None:
+        """An absent or expired record cannot be changed."""
+        assert forget(store) is False
+        complete(store, granted(store))
+        clock.advance(RETENTION)
+        assert forget(store) is False
+        assert stored(store) is None
+
+    def test_forget_waiting(self, store: Store, clock: ManualClock) -> None:
+        """A waiting event is not changed, unless the request has `waiting`. It never runs then."""
+        assert bury(store, granted(store))
+        assert redrive(store)
+        before = stored(store)
+        assert forget(store) is False
+        assert stored(store) == before
+        assert (entry := take(store)) is not None
+        assert forget(store, waiting=True) is False
+        clock.advance(LEASE)
+        assert forget(store) is False
+        assert forget(store, waiting=True)
+        after = stored(store)
+        assert after is not None
+        assert (after.state, after.payload, after.error, after.lost) == (COMPLETED, None, ERASED, 0)
+        assert take(store) is None
+        assert complete(store, entry.record) is False
+        assert isinstance(claim(store, "cid"), Duplicate)
+
+    def test_forget_batch(self, store: Store) -> None:
+        """The answers of a batch are in the order of the requests."""
+        complete(store, granted(store))
+        granted(store, key=b"2" * 16)
+        bury(store, granted(store, key=b"3" * 16), key=b"3" * 16)
+        keys = [b"2" * 16, b"4" * 16, b"3" * 16, KEY, b"3" * 16]
+        assert store.forget([Forget(NAMESPACE, key, RETENTION) for key in keys]) == [False, False, True, True, True]
 
 
 class NamespaceContract:

@@ -8,7 +8,7 @@ from functools import partial
 from multiprocessing.synchronize import Barrier as ProcessBarrier
 from typing import TYPE_CHECKING, Any
 
-from oncegate.claims import Address, Granted, InFlight
+from oncegate.claims import COMPLETED, Address, Granted, InFlight
 from oncegate.stores import open_store
 from oncegate.stores.base import Change, Store
 from oncegate.testing.clock import ManualClock
@@ -20,6 +20,7 @@ from oncegate.testing.requests import (
     claim,
     claim_of,
     complete,
+    forget,
     granted,
     owner,
     redrive,
@@ -94,6 +95,34 @@ class RaceContract:
         entries = race([partial(take, store, f"racer-{n}") for n in range(_RACERS)])
         taken = [entry.key for entry in entries if entry is not None]
         assert sorted(taken) == keys
+
+    def test_forget_and_takeover(self, store: Store) -> None:
+        """If an operator erases a waiting event while a dispatcher takes it, either the erasure or the take succeeds,
+        never both. The event of the dispatcher keeps its payload."""
+        for round_number in range(_ROUNDS):
+            key = round_number.to_bytes(16)
+            assert bury(store, granted(store, key=key), key=key)
+            assert redrive(store, key)
+            erased, entry = race([partial(forget, store, key, waiting=True), partial(take, store)])
+            record = stored(store, key)
+            assert record is not None
+            if entry is not None:
+                assert (erased, record.payload) == (False, entry.record.payload)
+                assert complete(store, entry.record, key=key)
+            else:
+                assert (erased, record.state, record.payload) == (True, COMPLETED, None)
+
+    def test_forget_and_complete(self, store: Store, clock: ManualClock) -> None:
+        """If an operator erases a record while its worker completes it after the lease, the completion succeeds, and
+        the record is completed."""
+        for round_number in range(_ROUNDS):
+            key = round_number.to_bytes(16)
+            first = granted(store, key=key)
+            clock.advance(LEASE)
+            _, completed = race([partial(forget, store, key), partial(complete, store, first, key=key)])
+            record = stored(store, key)
+            assert record is not None
+            assert (completed, record.state) == (True, COMPLETED)
 
     def test_one_swap_wins(self, store: Store) -> None:
         """If several threads swap from one version, exactly one swap succeeds, and its body is stored."""

@@ -9,6 +9,7 @@ from oncegate.claims import (
     Claim,
     Complete,
     EventSummary,
+    Forget,
     Granted,
     Record,
     Redrive,
@@ -106,6 +107,11 @@ def redrive(store: Store, key: bytes = KEY) -> bool:
 
 def reset(store: Store, key: bytes = KEY, **changed: Any) -> bool:
     (answer,) = store.reset([Reset(NAMESPACE, key, **changed)])
+    return answer
+
+
+def forget(store: Store, key: bytes = KEY, **changed: Any) -> bool:
+    (answer,) = store.forget([Forget(NAMESPACE, key, **({"retention": RETENTION} | changed))])
     return answer
 
 

@@ -18,7 +18,7 @@ from oncegate import Event, Gate
 from oncegate.claims import ClaimProof, Complete, Granted, InFlight
 from oncegate.stores.postgres import PostgresStore
 from oncegate.testing import ManualClock
-from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim_of, granted, stored
+from oncegate.testing.requests import KEY, LEASE, NAMESPACE, RETENTION, claim_of, forget, granted, stored
 from tests.stores.postgres.effects import Connection, effects, write
 from tests.stores.postgres_server import PostgresServer
 
@@ -169,6 +169,21 @@ class TestTransaction:
         finish.set()
         thread.join()
         assert answers == [True]
+
+
+def test_an_erasure_does_not_wait_for_a_handler(store: PostgresStore, clock: ManualClock) -> None:
+    """While the transaction of a handler holds the row of its claim, also after the lease, an erasure skips it."""
+    record = granted(store)
+    clock.advance(LEASE)
+    answers = []
+
+    def effect(_connection: Connection) -> Complete:
+        answers.append(forget(store))
+        return Complete(NAMESPACE, KEY, record.owner, record.fence, RETENTION, b"1")
+
+    assert store.transact(ClaimProof(NAMESPACE, KEY, record.owner, record.fence), effect)
+    assert answers == [False]
+    assert forget(store)
 
 
 class TestStaleOwners:

@@ -196,6 +196,27 @@ ABLATIONS: list[tuple[str, str, str, str, Check]] = [
         lambda contract, store, clock: contract.test_buried_keeps_the_counts(store, clock),
     ),
     (
+        "a running event is erased",
+        "FORGET",
+        "has_lease(r) or",
+        "",
+        lambda contract, store, clock: contract.test_forget_in_progress(store, clock),
+    ),
+    (
+        "an erased event keeps its delivery id",
+        "FORGET",
+        "elements[3], elements[4] = NIL, NIL",
+        "elements[4] = NIL",
+        lambda contract, store, clock: contract.test_forget_every_summary(store),
+    ),
+    (
+        "an erased result is null",
+        "FORGET",
+        "r.tail = r.tail .. '\\255'",
+        "",
+        lambda contract, store, clock: contract.test_forget_completed(store, b"null", None),
+    ),
+    (
         "the version is not compared",
         "SWAP",
         "version ~= expected",

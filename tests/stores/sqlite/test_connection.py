@@ -253,6 +253,64 @@ class TestSecureDelete:
         store.close()
 
 
+class TestPurge:
+    """Deleted data is removed from the file and from its log."""
+
+    SECRET = b"Annabel" * 20
+
+    def fill(self, path: Path) -> sqlite3.Connection:
+        """A file of a SQLite that does not overwrite deleted data."""
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB)")
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(1, b"other" * 20), (2, self.SECRET), (3, b"other" * 20)])
+        return db
+
+    def traces(self, path: Path) -> int:
+        log = path.with_name(f"{path.name}-wal")
+        return (path.read_bytes() + (log.read_bytes() if log.exists() else b"")).count(self.SECRET)
+
+    def test_overwriting(self, tmp_path: Path) -> None:
+        """Inside the context, SQLite overwrites deleted data. After the context, the setting is as before."""
+        path = tmp_path / "t.db"
+        with closing(self.fill(path)) as db:
+            with connection.overwriting(db):
+                db.execute("DELETE FROM t WHERE id = 2")
+            assert db.execute("PRAGMA secure_delete").fetchone() == (0,)
+            assert self.traces(path) > 0, "the log has the old page"
+            assert connection.purge(str(path), rewrite=False, busy_timeout=1_000_000)
+            assert self.traces(path) == 0
+
+    def test_rewrite(self, tmp_path: Path) -> None:
+        """Data that was deleted earlier is removed by a rewrite only."""
+        path = tmp_path / "t.db"
+        with closing(self.fill(path)) as db:
+            db.execute("DELETE FROM t WHERE id = 2")
+            assert connection.purge(str(path), rewrite=False, busy_timeout=1_000_000)
+            assert self.traces(path) == 1
+            assert connection.purge(str(path), rewrite=True, busy_timeout=1_000_000)
+            assert self.traces(path) == 0
+            assert db.execute("SELECT count(*) FROM t").fetchone() == (2,)
+
+    @pytest.mark.parametrize("rewrite", [False, True])
+    def test_another_process_uses_the_file(self, tmp_path: Path, rewrite: bool) -> None:
+        """If another connection reads or writes for too long, the answer is False."""
+        path = tmp_path / "t.db"
+        with closing(self.fill(path)) as db, closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            db.execute("PRAGMA query_only = ON")
+            assert connection.purge(str(path), rewrite=rewrite, busy_timeout=20_000) is False
+            other.execute("ROLLBACK")
+            assert connection.purge(str(path), rewrite=rewrite, busy_timeout=20_000)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        """A file that cannot be opened is an error, and is not created."""
+        with pytest.raises(StoreRefused, match="cannot be opened"):
+            connection.purge(str(tmp_path / "absent.db"), rewrite=True, busy_timeout=20_000)
+        assert list(tmp_path.iterdir()) == []
+
+
 def replace(path: Path) -> None:
     """Put a copy in the place of a file, as the restore of a backup does."""
     copy = path.with_name("copy")

@@ -14,7 +14,7 @@ from oncegate.errors import StoreRefused
 from oncegate.stores import open_read_only
 from oncegate.stores.base import CountsDeadLetters, Store
 from oncegate.stores.sqlite import connection, open_sqlite_read_only, read_only
-from oncegate.testing.requests import NAMESPACE, bury, claim, claim_of, granted
+from oncegate.testing.requests import NAMESPACE, bury, claim, claim_of, forget, granted
 from tests.stores.forking import run
 
 
@@ -77,8 +77,10 @@ def test_no_lock_is_waited_for(path: Path) -> None:
 def test_nothing_is_written(path: Path) -> None:
     """A verb that would write is refused."""
     open_store(f"sqlite:///{path}").close()
-    with closing(open_read_only(f"sqlite:///{path}")) as reader, pytest.raises(StoreRefused, match="read-only"):
-        claim(reader)
+    with closing(open_read_only(f"sqlite:///{path}")) as reader:
+        for write in (claim, forget):
+            with pytest.raises(StoreRefused, match="read-only"):
+                write(reader)
 
 
 def test_count_of_dead_letters(path: Path) -> None:

@@ -66,8 +66,7 @@ def waiting_addresses(client: DynamoClient, namespace: str, now: int) -> Iterato
 
 def dead_letters(client: DynamoClient, namespace: str | None, after: Address | None, limit: int) -> Iterator[Entry]:
     """Yield dead letters in the order of their addresses."""
-    first = place_of(namespace) if namespace is not None else _FIRST_PLACE
-    last = namespace_end(namespace) if namespace is not None else _LAST_PLACE
+    first, last = _bounds(namespace)
     if after is not None:
         first = max(first, place_of(after.namespace, after.key))
     if first > last:
@@ -78,9 +77,15 @@ def dead_letters(client: DynamoClient, namespace: str | None, after: Address | N
         yield from (entry for entry in entries if entry.record.state == DEAD)
 
 
-def count_dead_letters(client: DynamoClient, namespace: str, limit: int) -> int:
-    """Return the number of dead letters of a namespace in the index, or `limit` if there are more."""
-    query = _index_query(DEAD_SHELF, place_of(namespace), namespace_end(namespace), limit)
+def _bounds(namespace: str | None) -> tuple[bytes, bytes]:
+    """The first and the last place of a namespace, or of all namespaces."""
+    return (_FIRST_PLACE, _LAST_PLACE) if namespace is None else (place_of(namespace), namespace_end(namespace))
+
+
+def count_dead_letters(client: DynamoClient, namespace: str | None, limit: int) -> int:
+    """Return the number of dead letters of a namespace, or of all namespaces, in the index; `limit` if there are
+    more."""
+    query = _index_query(DEAD_SHELF, *_bounds(namespace), limit)
     count = 0
     for response in _responses(client, "query", query | {"Select": "COUNT"}):
         count += response["Count"]

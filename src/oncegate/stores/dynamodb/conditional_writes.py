@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate import forks
-from oncegate.claims import IN_PROGRESS, Answer, Claim, Operation, Record, Take, step
+from oncegate.claims import IN_PROGRESS, Answer, Claim, Forget, Operation, Record, Take, step
 from oncegate.clocks import Clock, store_clock
 from oncegate.errors import StoreUnavailable
 from oncegate.stores.dynamodb.client import DynamoClient, ItemChanged
@@ -117,7 +117,9 @@ class ConditionalWriter:
             if record.expires_at + self.margin <= now:
                 return None
             record = replace(record, expires_at=record.expires_at + self.margin)
-        by_other = isinstance(operation, Claim | Take) and record.owner != operation.owner
+        by_other = isinstance(operation, Forget) or (
+            isinstance(operation, Claim | Take) and record.owner != operation.owner
+        )
         if by_other and record.state == IN_PROGRESS and self.margin:
             record = replace(record, lease_until=record.lease_until + self.margin)
         return record

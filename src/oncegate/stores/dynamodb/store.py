@@ -151,7 +151,7 @@ class DynamoStore(StepStore):
         found = browse.dead_letters(self._client, namespace, after, limit)
         return list(islice(self._select_listed(found, after), limit))
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
         """See `oncegate.stores.base.CountsDeadLetters`. The index does not have the expiry, so an expired dead letter
         counts until DynamoDB has deleted it. To read the expiry, DynamoDB would charge for the whole record."""
         return browse.count_dead_letters(self._client, namespace, limit)

@@ -14,6 +14,7 @@ from oncegate.claims import (
     Claim,
     Complete,
     EventSummary,
+    Forget,
     Record,
     Release,
     Renew,
@@ -248,6 +249,11 @@ _SETTLEMENT_ROWS: Final[dict[type, Callable[[Any], _SettlementRow]]] = {
 
 def reset_arrays(batch: Sequence[Reset]) -> tuple[Array, ...]:
     return *address_arrays(batch), flags([reset.only_dead for reset in batch])
+
+
+def forget_arrays(batch: Sequence[Forget]) -> tuple[Array, ...]:
+    retentions = numbers([forget.retention for forget in batch])
+    return *address_arrays(batch), retentions, flags([forget.waiting for forget in batch])
 
 
 def change_arrays(batch: Sequence[Change]) -> tuple[Array, ...]:

@@ -25,6 +25,7 @@ from oncegate.claims import (
     Complete,
     Conflict,
     Duplicate,
+    Forget,
     Granted,
     InFlight,
     Redrive,
@@ -43,6 +44,7 @@ from oncegate.stores.postgres.arrays import (
     blobs,
     change_arrays,
     claim_arrays,
+    forget_arrays,
     numbers,
     record_of,
     register,
@@ -167,6 +169,9 @@ class PostgresStore:
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
         return self._execute_batch("reset", requests, reset_arrays)
 
+    def forget(self, requests: Sequence[Forget]) -> list[bool]:
+        return self._execute_batch("forget", requests, forget_arrays)
+
     def _execute_batch(
         self, statement: str, batch: Sequence[Any], arrays_of: Callable[[Sequence[Any]], Any]
     ) -> list[bool]:
@@ -204,9 +209,9 @@ class PostgresStore:
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def kept(self, namespace: str) -> int:
+    def kept(self, namespace: str, limit: int | None = None) -> int:
         with self._connections.borrow() as db:
-            ((count,),) = self._execute(db, "count waiting", (namespace,))
+            ((count,),) = self._execute(db, "count waiting", (namespace, limit))
         return int(count)
 
     def dead_letters(
@@ -214,10 +219,12 @@ class PostgresStore:
     ) -> list[Entry]:
         return self._page("browse dead", namespace, None, after, limit)
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
         """See `oncegate.stores.base.CountsDeadLetters`."""
+        statement = "count all dead letters" if namespace is None else "count dead letters"
+        wanted = (self._now(), limit) if namespace is None else (namespace, self._now(), limit)
         with self._connections.borrow() as db:
-            ((count,),) = self._execute(db, "count dead letters", (namespace, self._now(), limit))
+            ((count,),) = self._execute(db, statement, wanted)
         return int(count)
 
     def browse(

@@ -665,6 +665,46 @@ CREATE OR REPLACE FUNCTION oncegate.admit(
                           sources, types, entities, occurrences, deliveries, behind)
 $$;
 
+-- name: schema 4
+-- Remove what identifies a person from records, because an operator has asked for it. Returns the places of the records
+-- that now identify nobody. An event that loses its payload never runs, so its record becomes completed. With
+-- `waiting`, waiting events lose their payload, too. Rows that another session has locked are skipped: the transaction
+-- of a handler may hold its row for a long time. This function is not named after its operation `forget`, because
+-- oncegate.forget of schema 1 is the operation `reset`. That function keeps its name: processes of earlier versions call
+-- it while the schema is already migrated.
+CREATE OR REPLACE FUNCTION oncegate.erase(
+    clock bigint, namespaces text[], keys bytea[], retentions bigint[], waiting boolean[]
+) RETURNS SETOF bigint
+LANGUAGE plpgsql SET enable_hashjoin = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    now CONSTANT bigint := oncegate.tick(clock);
+    erased CONSTANT text := 'erased before it was processed';
+BEGIN
+    RETURN QUERY
+    WITH found AS MATERIALIZED (
+        SELECT a.place, a.namespace, a.key, a.retention, c.state = 'D' OR c.payload IS NOT NULL AS unprocessed
+        FROM unnest(namespaces, keys, retentions, waiting) WITH ORDINALITY
+             AS a (namespace, key, retention, waiting, place)
+        JOIN oncegate.claims c ON c.namespace = a.namespace AND c.key = a.key
+        WHERE (c.expires_at IS NULL OR c.expires_at > now) AND NOT (c.state = 'P' AND c.lease_until > now)
+          AND (c.state = 'D' OR c.payload IS NULL OR a.waiting)
+        FOR UPDATE OF c SKIP LOCKED
+    )
+    UPDATE oncegate.claims c
+    SET state = CASE WHEN f.unprocessed THEN 'C' ELSE c.state END,
+        owner = CASE WHEN f.unprocessed THEN '' ELSE c.owner END,
+        lease_until = CASE WHEN f.unprocessed THEN 0 ELSE c.lease_until END,
+        expires_at = CASE WHEN f.unprocessed THEN now + f.retention ELSE c.expires_at END,
+        completed_at = CASE WHEN f.unprocessed THEN now ELSE c.completed_at END,
+        lost = CASE WHEN f.unprocessed THEN 0 ELSE c.lost END,
+        unavailable_since = CASE WHEN NOT f.unprocessed THEN c.unavailable_since END,
+        error = CASE WHEN f.unprocessed OR (c.state = 'C' AND c.error = erased) THEN erased END,
+        entity = NULL, delivery_id = NULL, result = NULL, payload = NULL
+    FROM found f WHERE c.namespace = f.namespace AND c.key = f.key
+    RETURNING f.place;
+END $$;
+
 -- Read facts about the server and the schema. Executed when a store is opened. schema.py has the names of the columns.
 -- name: inspect
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'),
@@ -713,6 +753,9 @@ SELECT ARRAY(SELECT oncegate.redrive(%b, %b, %b));
 -- name: reset
 SELECT ARRAY(SELECT oncegate.forget(%b, %b, %b, %b));
 
+-- name: forget
+SELECT ARRAY(SELECT oncegate.erase(%b, %b, %b, %b, %b));
+
 -- name: swap
 SELECT ARRAY(SELECT oncegate.swap(%b, %b, %b, %b, %b, %b));
 
@@ -724,12 +767,20 @@ LEFT JOIN oncegate.documents d
 ORDER BY a.place;
 
 -- name: count waiting
-SELECT count(*)::bigint FROM oncegate.claims WHERE waiting IS NOT NULL AND namespace = %b;
+SELECT count(*)::bigint FROM (
+    SELECT FROM oncegate.claims WHERE waiting IS NOT NULL AND namespace = %b LIMIT %s
+) AS counted;
 
 -- name: count dead letters
 SELECT count(*)::bigint FROM (
     SELECT FROM oncegate.claims
     WHERE dead AND namespace = %b AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%s))) LIMIT %s
+) AS counted;
+
+-- name: count all dead letters
+SELECT count(*)::bigint FROM (
+    SELECT FROM oncegate.claims
+    WHERE dead AND (expires_at IS NULL OR expires_at > (SELECT oncegate.tick(%s))) LIMIT %s
 ) AS counted;
 
 -- name: sweep claims

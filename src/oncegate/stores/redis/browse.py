@@ -38,7 +38,7 @@ def dead_letters(caller: ScriptCaller, namespace: str | None, after: Address | N
     return _first_entries(found, limit)
 
 
-def count_dead_letters(caller: ScriptCaller, namespace: str, limit: int) -> int:
+def count_dead_letters(caller: ScriptCaller, namespace: str | None, limit: int) -> int:
     query = encode_texts([b"count dead", b"%d" % limit, *_lex_range(namespace, None)])
     replies = caller.execute(caller.call_every_bucket(script_calls.LOOK, query))
     return min(sum(int(count) for _now, count in replies), limit)

@@ -19,6 +19,7 @@ from oncegate.claims import (
     ClaimProof,
     Complete,
     EventSummary,
+    Forget,
     Record,
     Redrive,
     Release,
@@ -147,6 +148,12 @@ def encode_redrive(redrive: Redrive) -> bytes:
 def encode_reset(reset: Reset) -> bytes:
     address = encode_address(reset)
     return _OPERATE.pack(b"d" if reset.only_dead else b"X", len(address)) + address
+
+
+def encode_forget(forget: Forget) -> bytes:
+    address = encode_address(forget)
+    head = _OPERATE.pack(b"W" if forget.waiting else b"F", len(address))
+    return head + address + forget.retention.to_bytes(8)
 
 
 def encode_change(change: Change) -> bytes:

@@ -64,6 +64,7 @@ _GIVE_BACK: Final = replace(SETTLE, writes=False)
 TAKE: Final = _load("records", "take", repeatable=False)
 OPERATE: Final = _load("records", "operate", repeatable=False)
 SWAP: Final = _load("records", "swap", repeatable=False)
+FORGET: Final = _load("records", "forget")
 LOOK: Final = _load("records", "look", writes=False)
 
 

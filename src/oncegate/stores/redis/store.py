@@ -17,6 +17,7 @@ from oncegate.claims import (
     Claim,
     Conflict,
     Duplicate,
+    Forget,
     Granted,
     InFlight,
     Redrive,
@@ -41,6 +42,7 @@ from oncegate.stores.redis.codec import (
     decode_single_answer,
     encode_change,
     encode_claim,
+    encode_forget,
     encode_lookup,
     encode_redrive,
     encode_renewal,
@@ -145,7 +147,7 @@ class RedisStore:
     ) -> list[Entry]:
         return dead_letters(self._open(), namespace, after, limit)
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
         """See `oncegate.stores.base.CountsDeadLetters`."""
         return count_dead_letters(self._open(), namespace, limit)
 
@@ -154,6 +156,9 @@ class RedisStore:
 
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
         return self._execute_each(script_calls.OPERATE, requests, encode_reset)
+
+    def forget(self, requests: Sequence[Forget]) -> list[bool]:
+        return self._execute_each(script_calls.FORGET, requests, encode_forget)
 
     def browse(
         self,

@@ -50,11 +50,11 @@ def open_file(path: str, synchronous: str, busy_timeout: int, *, secure_delete: 
             db.execute("PRAGMA secure_delete = ON")
         _prepare(db, path, synchronous, deadline)
 
-    _create_file(path)
+    create_file(path)
     return connect(path, "mode=rw", busy_timeout, prepare)
 
 
-def _create_file(path: str) -> None:
+def create_file(path: str) -> None:
     """Create the file if it does not exist. Only its owner can read and write the new file, whatever the umask is.
     SQLite gives the -wal and -shm files the mode of the database file. An existing file keeps its mode.
 
@@ -100,23 +100,17 @@ def _file_uri(path: str, mode: str) -> str:
 
 def _prepare(db: sqlite3.Connection, path: str, synchronous: str, deadline: float) -> None:
     # In one transaction, because another process could create the schema between two statements.
-    with _transaction(db, "BEGIN"):
+    with transaction(db, "BEGIN"):
         read_version(db, path)
-    while (mode := _try_wal(db)) is None:
-        # SQLite does not wait by itself when two processes switch a new file to WAL at the same time.
-        if time.monotonic() > deadline:
-            raise StoreUnavailable(f"the store {path} is locked by another process; try again")
-        time.sleep(0.01)
-    if mode != "wal":
-        raise StoreRefused(f"the store {path} cannot use a write-ahead log here; put it on a local disk")
+    use_wal(db, path, deadline)
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
-    with _transaction(db, "BEGIN IMMEDIATE"):
+    with transaction(db, "BEGIN IMMEDIATE"):
         _migrate(db, path)
 
 
 @contextmanager
-def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
+def transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
     db.execute(begin)
     try:
         yield
@@ -126,12 +120,23 @@ def _transaction(db: sqlite3.Connection, begin: str) -> Iterator[None]:
             db.execute("ROLLBACK")
 
 
+def use_wal(db: sqlite3.Connection, path: str, deadline: float) -> None:
+    """Switch the file to WAL. Wait until the deadline if another process has the file locked."""
+    while (mode := _try_wal(db)) is None:
+        # SQLite does not wait by itself when two processes switch a new file to WAL at the same time.
+        if time.monotonic() > deadline:
+            raise StoreUnavailable(f"the store {path} is locked by another process; try again")
+        time.sleep(0.01)
+    if mode != "wal":
+        raise StoreRefused(f"the store {path} cannot use a write-ahead log here; put it on a local disk")
+
+
 def _try_wal(db: sqlite3.Connection) -> str | None:
     """Switch the file to WAL and return the new journal mode. Return None if another process has the file locked."""
     try:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.OperationalError as error:
-        if _is_busy(error):
+        if is_busy(error):
             return None
         raise
     return str(mode)
@@ -147,20 +152,50 @@ def _migrate(db: sqlite3.Connection, path: str) -> None:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
-def read_version(db: sqlite3.Connection, path: str) -> int:
+def read_version(
+    db: sqlite3.Connection, path: str, application_id: int = APPLICATION_ID, known: int | None = None
+) -> int:
     """Return the schema version of the file; 0 for an empty file. Raises StoreRefused if the file belongs to another
     program or has a newer schema."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if application != APPLICATION_ID and (tables or application or version):
+    if application != application_id and (tables or application or version):
         raise StoreRefused(f"{path} is another program's SQLite file; name a different file for Oncegate")
-    if version > len(MIGRATIONS):
+    known = len(MIGRATIONS) if known is None else known
+    if version > known:
         raise StoreRefused(
-            f"{path} was written by a newer Oncegate (schema {version}; this version supports up to"
-            f" {len(MIGRATIONS)}); upgrade Oncegate"
+            f"{path} was written by a newer Oncegate (schema {version}; this version supports up to {known}); upgrade"
+            " Oncegate"
         )
     return int(version)
+
+
+@contextmanager
+def overwriting(db: sqlite3.Connection) -> Iterator[None]:
+    """A context in which SQLite overwrites the data that this connection deletes."""
+    (before,) = db.execute("PRAGMA secure_delete").fetchone()
+    db.execute("PRAGMA secure_delete = ON")
+    try:
+        yield
+    finally:
+        db.execute(f"PRAGMA secure_delete = {('OFF', 'ON', 'FAST')[before]}")
+
+
+def purge(path: str, *, rewrite: bool, busy_timeout: int) -> bool:
+    """Copy the log into the database file and empty the log. With `rewrite`, first rewrite the file without its free
+    space. `busy_timeout` is in microseconds. Returns False if another process uses the log for longer than that."""
+    try:
+        uri = _file_uri(path, "mode=rw")
+        with closing(sqlite3.connect(uri, uri=True, timeout=busy_timeout / 1e6, isolation_level=None)) as db:
+            if rewrite:
+                db.execute("VACUUM")
+            (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except FAILURES as error:
+        if is_busy(error):
+            return False
+        raise as_store_error(error, path) from error
+    return not busy
 
 
 def set_busy_timeout(db: sqlite3.Connection, seconds: float) -> None:
@@ -177,7 +212,7 @@ def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _is_busy(error: Exception) -> bool:
+def is_busy(error: Exception) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -370,7 +405,7 @@ class LockAttempt:
         try:
             return db.execute(statement)
         except sqlite3.OperationalError as error:
-            if not _is_busy(error):
+            if not is_busy(error):
                 raise
             if self._deadline is None:
                 self._deadline = min(self._waiter.deadline(), time.monotonic() + self._limit) - BUSY_SLICE

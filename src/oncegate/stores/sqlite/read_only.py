@@ -22,7 +22,7 @@ class ReadOnlySqliteStore(SqliteStore):
     _checked_files = 1  # the database file only: a reader may have no log, and loses no data if the log is removed
 
     def _open(self) -> StoreConnection:
-        return connect(self._path, _mode(self._path), self._busy_timeout, self._prepare)
+        return connect(self._path, read_mode(self._path), self._busy_timeout, self._prepare)
 
     def _prepare(self, db: StoreConnection) -> None:
         db.execute("PRAGMA query_only = ON")
@@ -73,7 +73,7 @@ def check_exists(path: str) -> None:
         )
 
 
-def _mode(path: str) -> str:
+def read_mode(path: str) -> str:
     """Return the options with which SQLite opens the file.
 
     A process that may write the file and its folder opens the file with `mode=rw`, so that SQLite removes the log when

@@ -1,5 +1,6 @@
 """Parse the URL of an SQLite store."""
 
+import os
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -11,6 +12,7 @@ from oncegate.text import quoted
 
 LEVELS: Final = ("full", "normal")
 _SWITCH: Final = {"on": True, "off": False}
+_DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _EXPECTED: Final = "write sqlite:///relative.db or sqlite:////absolute/path.db (three or four slashes)"
 
 
@@ -44,6 +46,12 @@ def read_url(url: str) -> SqliteSettings:
             f"the SQLite store has no option {next(iter(options))!r}; it has synchronous, busy_timeout, secure_delete"
         )
     return SqliteSettings(path, check_synchronous(synchronous), busy_timeout, secure_delete)
+
+
+def beside(path: str, suffix: str) -> str:
+    """Returns the path of another file for the store in the file `path`: `oncegate.db` becomes `oncegate` + suffix."""
+    root, extension = os.path.splitext(path)
+    return f"{root if extension in _DATABASE_SUFFIXES else path}{suffix}"
 
 
 def check_synchronous(synchronous: str) -> str:

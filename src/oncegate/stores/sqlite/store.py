@@ -28,6 +28,7 @@ from oncegate.claims import (
     Claim,
     ClaimProof,
     Complete,
+    Forget,
     InFlight,
     Operation,
     Record,
@@ -58,6 +59,8 @@ from oncegate.stores.sqlite.connection import (
     damaged,
     is_disk_error,
     open_file,
+    overwriting,
+    purge,
     set_busy_timeout,
 )
 from oncegate.stores.sqlite.handler_connection import StoreConnection, is_closed, reset_connection, run_effect
@@ -141,6 +144,13 @@ class SqliteStore:
     def reset(self, requests: Sequence[Reset]) -> list[bool]:
         return self._transaction(partial(self._apply, requests))
 
+    def forget(self, requests: Sequence[Forget]) -> list[bool]:
+        return self._transaction(partial(self._forget, requests))
+
+    def _forget(self, requests: Sequence[Forget], db: StoreConnection, now: int) -> list[bool]:
+        with overwriting(db):
+            return self._apply(requests, db, now)
+
     def admit(self, requests: Sequence[Admit]) -> list[Admission]:
         return self._transaction(partial(self._apply, requests, admits=True))
 
@@ -220,8 +230,10 @@ class SqliteStore:
             save(db, found, freed)
             self._cache(freed)
 
-    def kept(self, namespace: str) -> int:
-        (count,) = self._read(lambda db, _now: db.execute(SQL["count payloads"], (namespace,)).fetchone())
+    def kept(self, namespace: str, limit: int | None = None) -> int:
+        statement = SQL["count payloads" if limit is None else "count payloads up to"]
+        wanted = (namespace,) if limit is None else (namespace, limit)
+        (count,) = self._read(lambda db, _now: db.execute(statement, wanted).fetchone())
         return int(count)
 
     # ── a handler's transaction ───────────────────────────────────────────────────────────────────────────
@@ -274,10 +286,16 @@ class SqliteStore:
     ) -> list[Entry]:
         return self._page("browse dead", namespace, after, limit)
 
-    def count_dead_letters(self, namespace: str, limit: int) -> int:
+    def count_dead_letters(self, namespace: str | None, limit: int) -> int:
         """See `oncegate.stores.base.CountsDeadLetters`. To find a row, SQLite reads the rows beside it with their
         payloads, a few milliseconds for payloads of 1 MB. So the rows are counted in pages, and other threads can use
         the connection between two pages."""
+        if namespace is None:
+            names = self._read(lambda db, _now: [name for (name,) in db.execute(SQL["namespaces"])])
+            count = 0
+            for name in names:
+                count += self.count_dead_letters(name, limit - count)
+            return count
         count, key, is_last = 0, b"", False
         while count < limit and not is_last:
             count_page = partial(count_dead_letters, namespace, key, min(limit - count, _COUNTED_ROWS))
@@ -325,6 +343,10 @@ class SqliteStore:
         if not self._lock_waiter.has_recent_write or self._files.find_replaced(2):
             with suppress(ConnectionInUse):
                 self._transaction(lambda _db, _now: None, within=within / 2e6)  # writes only the time
+
+    def purge(self, *, rewrite: bool) -> bool:
+        """See `oncegate.stores.base.KeepsDeletedData`."""
+        return purge(self._path, rewrite=rewrite, busy_timeout=self._busy_timeout)
 
     def has_ended(self, owner: bytes) -> bool:
         """See `oncegate.stores.base.KnowsEndedProcesses`."""
