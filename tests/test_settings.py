@@ -16,7 +16,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.options import DEFAULTS, OPTIONS, GateOptions
 from oncegate.ingress.sqs import client
 from oncegate.settings import Settings, examine, load
-from oncegate.settings.parsing import parsed
+from oncegate.settings.parsing import as_text, parsed, shown
 from oncegate.settings.schema import SETTINGS, TABLES
 from oncegate.sinks import publishing
 from oncegate.stores.dynamodb import settings as dynamodb_urls
@@ -69,7 +69,7 @@ class TestPlaces:
             for path, setting in SETTINGS.items()
             if setting.default != ()  # an empty variable would count as unset
         }
-        texts = {path: str(value).lower() if value is False else str(value) for path, value in written.items()}
+        texts = {path: as_text(shown(SETTINGS[path], value)) for path, value in written.items()}
         environ = {SETTINGS[path].variable: text for path, text in texts.items()}
         for settings in (load(environ=environ), load(environ={}, flags=texts), load(environ={}, flags=written)):
             assert settings.values == load(environ={}).values
@@ -145,7 +145,7 @@ class TestMistakes:
             ("unguarded_types = [1]", "unguarded_types=[1] must be a list of names"),
             ("nothing_like_it = 1", ": see oncegate config show"),
             ('namespace = "a\\u001bb"', "namespace='a\\x1bb' must be printable text"),
-            ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db"),
+            ("store = 5", "store=5 is not a URL; write one such as sqlite:///oncegate.db or memory://"),
             ('store = "u:hunter2@host"', "store='***@host' is not a URL"),
             ("key = 5", "key=5 must be text, such as auto"),
             ('[serve]\nhost = ""', "serve.host='' must be text"),

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from oncegate.errors import SettingError
-from oncegate.service.config import is_open, name_of, routes_of, verifier_for
+from oncegate.service.config import is_open, verifier_for
 from oncegate.settings import Settings, examine, load
 from oncegate.settings.load import secrets_of
+from oncegate.settings.routes import name_of, routes_of
 
 ROUTES = """
 retention = "7d"

@@ -1,4 +1,5 @@
-"""Parse the times that senders write: ISO text, numbers since 1970, protobuf timestamps. The result is in UTC."""
+"""Parse the times that senders write (ISO text, numbers since 1970, protobuf timestamps), and write times. All times
+are in UTC."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,20 @@ def microseconds_of(when: datetime) -> int:
     zone is read as UTC."""
     since = (when if when.tzinfo is not None else when.replace(tzinfo=UTC)) - EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def readable_time(time_us: int | None, *, sep: str = " ", exact: bool = False) -> str | None:
+    """A time of a store in UTC, to the millisecond. `exact`: to the microsecond if the time has microseconds."""
+    if time_us is None:
+        return None
+    when = EPOCH + timedelta(microseconds=time_us)
+    unit = "microseconds" if exact and time_us % 1_000 else "milliseconds"
+    return when.isoformat(sep=sep, timespec=unit).replace("+00:00", "Z")
+
+
+def rfc3339(time_us: int | None) -> str | None:
+    """A time of a store for programs: RFC 3339, without loss of precision."""
+    return readable_time(time_us, sep="T", exact=True)
 
 
 def _scaled(number: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from oncegate import Event, Gate, Outcome, keys
 from oncegate.errors import SettingError
 from oncegate.gate import JsonLog, Notice, observers
+from oncegate.gate.observers import OutcomeQueue, PlaceObserver, QueuedOutcomes
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
 
@@ -155,6 +156,88 @@ def test_too_many_notices(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -
     assert counts["event.processed"] == 100
     assert counts["observer.dropped"] > 50
     assert len(heard) + counts["observer.dropped"] == 200
+
+
+# ── outcomes in a queue ───────────────────────────────────────────────────────────────────────────────────
+
+
+def queue_of(most: int = 10, most_bytes: int = 1_000_000) -> OutcomeQueue:
+    """A queue without a thread: the test takes its items."""
+
+    def start() -> None:
+        queue.is_started = True
+
+    queue = OutcomeQueue(most, most_bytes, start)
+    return queue
+
+
+def test_outcomes_of_a_call_are_queued_together(store: MemoryStore) -> None:
+    """All outcomes of a call are one item of the queue, with their place and time; other observers still get
+    notices."""
+    queue, notices = queue_of(), list[Notice]()
+    gate = Gate(store, namespace="crm", observers=[PlaceObserver(queue, "calls"), notices.append])
+    outcomes = gate.run_batch([{"id": 1}, {"id": 2}, {"id": 1}], succeed)
+    taken = queue.take(100)
+    (item,) = taken
+    assert isinstance(item, QueuedOutcomes)
+    assert (item.place, item.namespace, list(item.outcomes)) == ("calls", "crm", outcomes)
+    assert abs(item.at - time.time() * 1e6) < 60e6
+    assert (queue.count, bool(queue)) == (0, False)
+    assert gate._observers._background.flush(10)
+    assert [notice.name for notice in notices if notice.outcome] == ["event.processed"] * 2 + ["event.duplicate"]
+
+
+def test_a_full_queue_drops_and_counts(store: MemoryStore) -> None:
+    """Beyond its limits a queue takes nothing, and counts what it did not take."""
+    queue = queue_of(most=2)
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    for number in range(5):
+        gate.run({"id": number}, succeed)
+    assert (queue.count, queue.dropped) == (2, 3)
+    queue.take(1)
+    gate.run({"id": 5}, succeed)
+    assert (queue.count, queue.dropped) == (2, 3)
+    small = queue_of(most_bytes=1)
+    Gate(store, observers=[PlaceObserver(small, "calls")]).run({"id": 6}, succeed)
+    assert (small.count, small.dropped) == (0, 1)
+
+
+def test_flush_of_a_queue(store: MemoryStore) -> None:
+    """`flush` waits for the items before it, but not for a queue that is not used, or closed."""
+    queue = queue_of()
+    assert queue.flush(0)
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    gate.run({"id": 1}, succeed)
+    assert not gate._observers.flush(0.01)
+    *_, waiter = queue.take(100)
+    assert isinstance(waiter, threading.Event)
+    queue.is_closed = True
+    assert queue.flush(0)
+    gate.run({"id": 2}, succeed)
+    assert queue.dropped == 1
+
+
+def test_a_queue_that_raises_fails_no_event(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the queue is counted, and the event has its outcome."""
+    monkeypatch.setattr(OutcomeQueue, "put", None)
+    gate = Gate(store, observers=[PlaceObserver(queue_of(), "calls")])
+    assert gate.run({"id": 1}, succeed).status == "processed"
+    assert gate.counts["observer.failed"] == 1
+
+
+def test_how_long_a_handler_took(store: MemoryStore) -> None:
+    """An outcome has the time of its handler; without a run, it has none."""
+
+    def slow(event: Event) -> None:
+        time.sleep(0.02)
+        if event.body.get("fail"):
+            raise ValueError
+
+    gate = Gate(store)
+    times = [outcome.took for outcome in gate.run_batch([{"id": 1}, {"id": 2, "fail": True}, {"id": 1}], slow)]
+    assert all(20_000 <= took < 10_000_000 for took in times[:2] if took is not None)
+    assert [took is None for took in times] == [False, False, True]
+    assert gate.run({"id": 1}, slow).took is None
 
 
 def test_lost_lease(store: MemoryStore) -> None:

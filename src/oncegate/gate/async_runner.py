@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from msgspec import Struct
 
+from oncegate.clocks import Clock
 from oncegate.durations import spoken
 from oncegate.errors import HandlerTimeout
 from oncegate.events import Event
@@ -115,7 +116,9 @@ class AsyncRunner:
                 if not item.answered:
                     await self._claim_and_run(item, handler)
             if item.unguarded is not None:
-                call = _HandlerCall(partial(ran_unguarded, item), partial(failed_unguarded, item))
+                call = _HandlerCall(
+                    item, self._context.boot, partial(ran_unguarded, item), partial(failed_unguarded, item)
+                )
                 await self._call(item.event, handler, call)
             if isinstance(item, Job) and item.emission is not None:
                 await self._writer.write(_JoinedEmission(item))
@@ -257,8 +260,10 @@ class AsyncRunner:
 
     def _handler_call(self, job: Job) -> "_HandlerCall":
         if self._marks_first:
-            return _HandlerCall(partial(ran_marked, job), partial(failed_marked, job), job)
-        return _HandlerCall(partial(self._context.planner.processed, job), partial(self._failed, job), job)
+            return _HandlerCall(job, self._context.boot, partial(ran_marked, job), partial(failed_marked, job))
+        return _HandlerCall(
+            job, self._context.boot, partial(self._context.planner.processed, job), partial(self._failed, job)
+        )
 
     def _failed(self, job: Job, error: BaseException) -> PlannedSettlement:
         """Plan the settlement of a failed run. If the caller was cancelled or the lease was lost, the event did not
@@ -443,26 +448,51 @@ def _is_quick(write: _Write) -> bool:
 
 
 class _HandlerCall:
-    """One call of a handler. `ran` returns what to write after the handler has returned, and `failed` what to write
-    after it has raised. `job` holds the claim under which the handler runs; None if it runs without a claim."""
+    """One call of a handler. `job` holds the claim under which the handler runs; None if it runs without a claim."""
 
-    __slots__ = ("ended", "failed", "job", "ran")
+    __slots__ = ("_began", "_boot", "_failed", "_item", "_ran", "ended")
 
     def __init__(
-        self, ran: Callable[[Any], _Write], failed: Callable[[BaseException], _Write], job: Job | None = None
+        self,
+        item: Job | UnguardedEvent,
+        boot: Clock,
+        ran: Callable[[Any], _Write],
+        failed: Callable[[BaseException], _Write],
     ) -> None:
-        self.ran = ran
-        self.failed = failed
-        self.job = job
+        self._item = item
+        self._boot = boot
+        self._ran = ran
+        self._failed = failed
+        self._began: int | None = None
         self.ended = False  # set only for a handler that runs in a thread
+
+    @property
+    def job(self) -> Job | None:
+        item = self._item
+        return item if isinstance(item, Job) and item.unguarded is None else None
 
     @property
     def lease(self) -> Lease | None:
         return None if self.job is None else self.job.lease
 
     def start(self) -> None:
+        self._began = self._boot()
         if self.job is not None:
             self.job.started = True
+
+    def ran(self, result: Any) -> _Write:
+        """Returns what to write after the handler has returned."""
+        self._measure()
+        return self._ran(result)
+
+    def failed(self, error: BaseException) -> _Write:
+        """Returns what to write after the handler has raised an exception, or has not returned in time."""
+        self._measure()
+        return self._failed(error)
+
+    def _measure(self) -> None:
+        if self._began is not None:
+            self._item.took = self._boot() - self._began
 
 
 def is_async(handler: AsyncHandler | Handler) -> TypeGuard[AsyncHandler]:

@@ -147,7 +147,7 @@ class DeadLetters:
                 continue
             else:
                 outcome = _not_stored(job.event, job.key, each.error, result, each.raised)
-            job.outcome = replace(outcome, stack=each.stack)
+            job.outcome = replace(outcome, stack=each.stack, took=job.took)
         if taken:
             (random,) = owners(1)
             self.bury_failed(taken, random.hex())

@@ -45,8 +45,10 @@ class Engine:
         self.config = config
         self.boot = boot
         self._observers = observers
+        self.breaker: CircuitBreaker | None = None
         if config.breaker is not None and getattr(store, "remote", False):
-            store = guarded(store, CircuitBreaker(config.breaker, boot, self._notify_breaker))
+            self.breaker = CircuitBreaker(config.breaker, boot, self._notify_breaker)
+            store = guarded(store, self.breaker)
         self._store = store
         self._hints = hints
         self._cache = cache or CompletionCache(None if config.sliding else config.remember, config.retention, boot)

@@ -448,7 +448,7 @@ class Gate:
         """Drain the gate, deliver the remaining notices to observers, and close the store."""
         self.drain()
         self._engine.give_up()
-        self._observers.flush(_CLOSE_WITHIN)
+        self._observers.close(_CLOSE_WITHIN)
         self.store.close()
 
     def _events(self, payload: Any) -> list[Event]:

@@ -55,6 +55,7 @@ class Job(Struct, eq=False, gc=False):
     key. `published` means that the event comes from a queue or a bus, and that its data says that a gate published it.
     `marked_for` is set if earlier code has processed the event (see the option `previous`). It is the time, in
     microseconds, for which that code still remembers the event; 0 if that code never forgets the event.
+    `took` is how long the handler ran, in microseconds.
 
     Only the claimer, the state-change resolver and the runners write these fields. gc=False is safe because no object
     in a job refers back to the job.
@@ -76,6 +77,7 @@ class Job(Struct, eq=False, gc=False):
     carried: bytes | None = None
     published: bool = False
     marked_for: int | None = None
+    took: int | None = None
     lease: Lease = _NOT_YET
     outcome: Outcome = _NOT_YET
 
@@ -108,6 +110,7 @@ class Job(Struct, eq=False, gc=False):
             raised=raised,
             retry_after=retry_after,
             stored=self.is_stored,
+            took=self.took,
         )
 
     def not_run(self, error: str, kind: Kind | None = None) -> Outcome:
@@ -119,6 +122,7 @@ class UnguardedEvent:
     event must be refused instead."""
 
     key = None
+    took: int | None = None
     outcome: Outcome
 
     def __init__(self, event: Event, unguarded: str, refusal: Outcome) -> None:
@@ -151,7 +155,7 @@ class InBatchDuplicate:
         event = replace(self.job.event, key=claimed.key, attempt=claimed.attempt, fence=claimed.fence)
         result, lost = _copied(first.result)
         if first.status not in ("processed", "accepted"):
-            return replace(first, event=event, result=result)
+            return replace(first, event=event, result=result, took=None)
         return Outcome("duplicate", event, first.key, self._kind(), result, lost)
 
     def _kind(self) -> Kind:

@@ -30,6 +30,7 @@ Kind: TypeAlias = Literal["redelivery", "re-emission", "state-echo", "replay", "
 
 _MOST_DIFFERENCES: Final = 5
 _LONGEST_PATH: Final = 100
+ABSENT: Final = object()  # the value of a member that a body does not have
 
 
 class Cause(Enum):
@@ -51,7 +52,7 @@ class Outcome(Struct, frozen=True):
     attempt. `cut` means that an unreadable event was too large for the store, and only its first part was stored.
     `stored` means that the store holds the event, and the event will be retried. `cause` is set only if code has to
     distinguish this failure from other failures. `stack` has the place at which a handler raised an exception, one line
-    for each frame.
+    for each frame. `took` is how long the handler ran, in microseconds. It is None if no handler ran.
     """
 
     status: Status
@@ -70,6 +71,7 @@ class Outcome(Struct, frozen=True):
     stored: bool = False
     cause: Cause | None = None
     stack: str | None = None
+    took: int | None = None
 
     @property
     def acked(self) -> bool:
@@ -180,6 +182,8 @@ def _name_and_age(outcome: Outcome) -> tuple[str, str]:
     name = original.about.delivery_id or "an event without an id"
     if original.completed_at is not None and original.handed_to is not None:
         return name, f"published to {original.handed_to} {spoken(at - original.completed_at)} ago"
+    if original.completed_at is not None and original.is_erased:
+        return name, f"erased by an operator {spoken(at - original.completed_at)} ago"
     if original.completed_at is not None and original.is_seeded:
         return name, f"processed by earlier code (seeded {spoken(at - original.completed_at)} ago)"
     if original.completed_at is not None:
@@ -228,7 +232,7 @@ STATUSES: Final[dict[Status, StatusRule]] = {
 def differences(one: Any, other: Any, *, most: int = _MOST_DIFFERENCES) -> tuple[str, ...]:
     """Returns the first `most` paths at which two bodies differ, such as `data.status`. A list is compared as one
     value. The result is empty if one of the bodies is not a JSON object."""
-    return tuple(_shortened(path) for path in islice(_paths(one, other, ""), most) if path)
+    return tuple(_shortened(path) for path, _, _ in islice(differing_values(one, other), most) if path)
 
 
 def _shortened(path: str) -> str:
@@ -236,15 +240,17 @@ def _shortened(path: str) -> str:
     return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
 
 
-def _paths(one: Any, other: Any, at: str) -> Iterator[str]:
+def differing_values(one: Any, other: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields each path at which two bodies differ, and the values of both bodies there. A body without this path has
+    the value `ABSENT`. The path is empty if one of the bodies is not a JSON object."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         if one != other or type(one) is not type(other):
-            yield at
+            yield at, one, other
         return
     for member in sorted(one.keys() | other.keys()):
         name = member or '""'
         path = f"{at}.{name}" if at else name
         if member in one and member in other:
-            yield from _paths(one[member], other[member], path)
+            yield from differing_values(one[member], other[member], path)
         else:
-            yield path
+            yield path, one.get(member, ABSENT), other.get(member, ABSENT)

@@ -65,7 +65,8 @@ class SettlementPlanner:
         complete = Complete(
             config.namespace, lease.key, record.owner, record.fence, config.retention, stored, problem, job.hands_to
         )
-        return PlannedSettlement(job, complete, Outcome("processed", job.event, job.key, None, result, problem))
+        outcome = Outcome("processed", job.event, job.key, None, result, problem, took=job.took)
+        return PlannedSettlement(job, complete, outcome)
 
     def failed(self, job: Job, error: BaseException) -> PlannedSettlement:
         """Plan the settlement of a failed attempt. The event is released and retried. It is buried if this was the last
@@ -112,7 +113,8 @@ class SettlementPlanner:
             why = f"{NOT_STORED}: {NO_DOCUMENT}"
             return self.released(job, f"{error}, {why}", raised and f"{raised}, {why}")
         bury = Bury(*self._proof(job), self._config.dead_letter_retention, payload, error)
-        return PlannedSettlement(job, bury, Outcome("buried", job.event, job.key, error=error, raised=raised))
+        outcome = Outcome("buried", job.event, job.key, error=error, raised=raised, took=job.took)
+        return PlannedSettlement(job, bury, outcome)
 
     def buried_unrun(self, job: Job, reason: str) -> PlannedSettlement:
         """Plan to bury an event without running it. If no attempt was left, the reason may quote the error of the
@@ -177,7 +179,7 @@ def failed_marked(job: Job, error: BaseException) -> FailedAfterMark:
 
 
 def ran_marked(job: Job, result: Any) -> None:
-    job.outcome = Outcome("processed", job.event, job.key, result=result)
+    job.outcome = Outcome("processed", job.event, job.key, result=result, took=job.took)
 
 
 def failed_unguarded(item: Job | UnguardedEvent, error: BaseException) -> None:
@@ -190,12 +192,15 @@ def failed_unguarded(item: Job | UnguardedEvent, error: BaseException) -> None:
         raised=raised,
         retry_after=retry_after,
         stack=failure_stack(error),
+        took=item.took,
     )
 
 
 def ran_unguarded(item: Job | UnguardedEvent, result: Any) -> None:
     raised = item.refusal.raised if isinstance(item, UnguardedEvent) else None
-    item.outcome = Outcome("unguarded", item.event, item.key, None, result, item.unguarded, raised=raised)
+    item.outcome = Outcome(
+        "unguarded", item.event, item.key, None, result, item.unguarded, raised=raised, took=item.took
+    )
 
 
 # ── writing settlements ───────────────────────────────────────────────────────────────────────────────────

@@ -43,8 +43,9 @@ _LEASE_LOST: Final = (
     " recorded, and the event runs again"
 )
 
-# Runs one job that may start, and returns the settlement to write. Returns None if the job already has its outcome.
-_RunOne = Callable[[Job], PlannedSettlement | None]
+# Runs one job that may start, and returns the settlement to write. Returns None if the job already has its outcome. The
+# second argument is the current time (boot clock).
+_RunOne = Callable[[Job, int], PlannedSettlement | None]
 
 
 class RunContext(Struct, frozen=True):
@@ -116,9 +117,13 @@ class SyncRunner:
         """Run the events that a policy allows to run without a claim. These events are not settled."""
         for item in items:
             if item.unguarded is not None:
+                began = self._context.boot()
                 try:
-                    ran_unguarded(item, checked_result(handler(item.event)))
+                    result = checked_result(handler(item.event))
+                    item.took = self._context.boot() - began
+                    ran_unguarded(item, result)
                 except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
+                    item.took = self._context.boot() - began
                     failed_unguarded(item, error)
 
     def bury_unrun(self, jobs: Sequence[Job]) -> None:
@@ -199,13 +204,15 @@ class SyncRunner:
     # ── in lease mode ─────────────────────────────────────────────────────────────────────────────────────
 
     def _run_together(self, jobs: Sequence[Job], handler: Handler) -> None:
-        planner = self._context.planner
+        planner, boot = self._context.planner, self._context.boot
 
-        def run_one(job: Job) -> PlannedSettlement:
+        def run_one(job: Job, began: int) -> PlannedSettlement:
             try:
                 result = handler(job.event)
+                job.took = boot() - began
                 return planner.processed(job, result if result is None else checked_result(result))
             except Exception as error:  # noqa: BLE001  # any exception of a handler is a failed attempt
+                job.took = boot() - began
                 return planner.failed(job, error)
 
         leases = [job.lease for job in jobs]
@@ -232,7 +239,7 @@ class SyncRunner:
                     planned.append(planner.buried_unrun(job, job.bury_reason))
                 elif now < job.lease.valid_until and now < job.start_by and not job.lease.lost:  # may_start, inlined
                     job.started = True
-                    if (settlement := run_one(job)) is not None:
+                    if (settlement := run_one(job, now)) is not None:
                         planned.append(settlement)
                 else:
                     job.outcome = job.not_run(job.late_reason(now))
@@ -267,10 +274,13 @@ class SyncRunner:
             return
         if not job.may_start(self._context.boot()):
             return
-        job.started = True
+        job.started, began = True, self._context.boot()
         try:
-            ran_marked(job, checked_result(handler(job.event)))
+            result = checked_result(handler(job.event))
+            job.took = self._context.boot() - began
+            ran_marked(job, result)
         except BaseException as error:  # the job is buried; an interrupt or exit is raised again
+            job.took = self._context.boot() - began
             failed.append(failed_marked(job, error))
             if not isinstance(error, Exception):
                 raise
@@ -283,7 +293,7 @@ class SyncRunner:
         back. The lease is not renewed here, because on SQLite no other connection can write during the transaction."""
 
         def run(job: Job) -> None:
-            self._attempt_each([job], lambda job: self._run_in_transaction(job, handler, connection))
+            self._attempt_each([job], lambda job, _now: self._run_in_transaction(job, handler, connection))
 
         self._run_one(job, run)
 
@@ -297,7 +307,11 @@ class SyncRunner:
         def effect(connection: Any) -> Complete:
             nonlocal began
             began = context.boot()
-            planned.append(context.planner.processed(job, checked_result(handler(job.event, connection))))
+            try:
+                result = checked_result(handler(job.event, connection))
+            finally:
+                job.took = context.boot() - began
+            planned.append(context.planner.processed(job, result))
             return cast(Complete, planned[0].settlement)
 
         proof = job.lease.renewal(context.config.lease)

@@ -161,7 +161,7 @@ def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
     for variable in filter(settings.__contains__, given):
         found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
     others = {CONFIG_VARIABLE, *secret_variables(found.routes), *found.values["serve.secret_env"]}
-    others |= set(found.values["serve.metrics_token_env"])
+    others |= {*found.values["serve.metrics_token_env"], *found.values["console.token_env"]}
     for variable in given:
         if variable not in settings and variable not in others:
             found.problems.append(f"{variable}: {unknown(variable.removeprefix(PREFIX), names, 'setting')}")
@@ -191,14 +191,16 @@ def secrets_of(
     """Read the secrets of a route. Returns each secret by the name of its variable or file. Two settings contain these
     names, one the variables and one the files; `named` is the common start of the names of the two settings.
 
-    Raises SettingError if a secret cannot be read. The error names the setting, and never contains a value that may be
-    a secret."""
+    Raises SettingError if a secret cannot be read. A variable that is only the default of its setting may be unset. The
+    error names the setting, and never contains a value that may be a secret."""
     return {**dict(_from_variables(route, environ, f"{named}_env")), **dict(_from_files(route, f"{named}_file"))}
 
 
 def _from_variables(route: Settings, environ: Mapping[str, str], path: str) -> Iterator[tuple[str, str]]:
     where = route.where(path)
     for name in route[path]:
+        if route.chosen(path) is None and not environ.get(name, "").strip():
+            continue
         if not _VARIABLE.fullmatch(name):
             raise SettingError(f"{where}: write the name of a variable that holds the secret, not the secret itself")
         if not environ.get(name, "").strip():

@@ -13,6 +13,7 @@ from oncegate import keys
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.gate.options import validate
+from oncegate.journal import AUTO, check_journal_scheme
 from oncegate.previous.base import read_place_url
 from oncegate.settings.schema import LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
@@ -197,7 +198,7 @@ def shown(setting: Setting, value: Any) -> Any:
     """The value as it is displayed: in the type that it would have in a file, with secrets masked."""
     if value is None:
         return OFF
-    if setting.kind in ("url", "place"):
+    if setting.kind in ("url", "place", "journal"):
         return _masked(setting, value)
     return list(value) if setting.kind == "names" else value
 
@@ -273,7 +274,9 @@ def _names(setting: Setting, value: Any) -> Any:
 
 def _url(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or not _URL.fullmatch(value):
-        raise SettingError(f"{setting.path}={_describe(value)} is not a URL; write one such as {setting.default}")
+        raise SettingError(
+            f"{setting.path}={_describe(value)} is not a URL; write one such as {setting.default} or memory://"
+        )
     scheme_of(value)
     return value
 
@@ -283,6 +286,16 @@ def _place(setting: Setting, value: Any) -> Any:
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
         schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
         raise SettingError(f"{setting.path}={_describe(value)} must be a URL that starts with {schemes}")
+    return value
+
+
+def _journal(setting: Setting, value: Any) -> Any:
+    if value == AUTO:
+        return value
+    if not isinstance(value, str) or not _URL.fullmatch(value):
+        text = f"{setting.path}={_describe(value)} must be {AUTO}, or a URL such as sqlite:///oncegate.journal.db"
+        raise SettingError(text)
+    check_journal_scheme(value)
     return value
 
 
@@ -317,6 +330,7 @@ _CHECKS: Final[Mapping[Kind, Callable[[Setting, Any], Any]]] = {
     "names": _names,
     "url": _url,
     "place": _place,
+    "journal": _journal,
     "strategy": _checked_strategy,
     "function": _function,
     "port": _port,

@@ -1,4 +1,5 @@
-"""Read the tables `[route.NAME]`. Each table has the settings of one route, such as its secret, key and handler."""
+"""Read the tables `[route.NAME]`, and list the routes of a service. Each table has the settings of one route, such as
+its secret, key and handler."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -8,12 +9,13 @@ from msgspec.structs import replace
 
 from oncegate.errors import SettingError
 from oncegate.settings.parsing import checked
-from oncegate.settings.schema import GATE, HANDLER_OPTIONS, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, Setting
+from oncegate.settings.schema import GATE, HANDLER_OPTIONS, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, TABLES, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
 from oncegate.text import unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"
+_OUTSIDE_ROUTES: Final = "default"  # the name of the path `/events`
 NO_ROUTE: Final = "(no route)"  # not a valid name of a route, so no route can have this name
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
@@ -23,6 +25,7 @@ _ALLOWED: Final[Mapping[str, Setting]] = {
     **{setting.name: setting for setting in (KEY, *GATE)},
     **{name: SETTINGS[f"serve.{name}"] for name in OF_ROUTE},
 }
+OF_ROUTES: Final = frozenset(setting.path for setting in (*_ALLOWED.values(), *READ))  # paths of these settings
 _READ: Final[Mapping[str, Setting]] = {setting.name: setting for setting in READ}
 
 
@@ -49,6 +52,25 @@ def read_routes(tables: Mapping[str, Any], settings: Settings, file: str) -> tup
         problems += route.read(table)
         routes[name] = Settings(route.values, route.origins, refused=frozenset(route.refused))
     return routes, problems + list(_shared_namespaces(routes, settings))
+
+
+def routes_of(settings: Settings) -> dict[str, Settings]:
+    """The settings of every route, by path. The path `/events` is included if `serve.signature` is set, or if there is
+    no other route."""
+    routes = {f"/events/{name}": route for name, route in settings.routes.items()}
+    if not routes or settings.chosen("serve.signature") is not None:
+        routes["/events"] = settings
+    return routes
+
+
+def name_of(path: str) -> str:
+    """The name of the route that is served at this path."""
+    return path.removeprefix("/events").removeprefix("/") or _OUTSIDE_ROUTES
+
+
+def is_described(settings: Settings) -> bool:
+    """Whether the settings configure a service."""
+    return bool(settings.routes) or any(settings.chosen(setting.path) is not None for setting in TABLES["serve"])
 
 
 def by_route(settings: Settings) -> dict[str, Settings]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from oncegate.gate.options import OPTIONS, Option
 
 Kind: TypeAlias = Literal[
-    "text", "choice", "duration", "count", "truth", "names", "url", "place", "strategy", "function", "port"
+    "text", "choice", "duration", "count", "truth", "names", "url", "place", "journal", "strategy", "function", "port"
 ]
 
 PREFIX: Final = "ONCEGATE_"
@@ -50,7 +50,9 @@ class Setting(Struct, frozen=True, kw_only=True):
     def flag(self) -> str:
         """The name on the command line. The command determines the table, so the flag contains only the name of the
         setting. The flag includes the name of the table if the table belongs to several commands, or if a gate has a
-        setting with the same name."""
+        setting with the same name. The flag of a setting `enabled` is the name of its table."""
+        if self.name == "enabled":
+            return f"--{self.table}"
         path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
         return f"--{path.replace('_', '-').replace('.', '-')}"
 
@@ -83,6 +85,30 @@ LOG: Final = Setting(
     choices=("off", "json"),
     meaning="`json` writes one line of JSON to stdout for each event; `off` writes none. If this setting is not"
     " given, the commands `serve` and `work` still write a log line for each event.",
+)
+JOURNAL: Final = (
+    Setting(
+        name="journal",
+        kind="journal",
+        default="auto",
+        optional=True,
+        meaning="Where the history of decisions is written, for people to read: `auto`, or the URL of a journal. With"
+        " `auto`, the commands `serve` and `work` write it beside the store, and a gate in a program writes none.",
+    ),
+    Setting(
+        name="journal_payloads",
+        kind="duration",
+        default=None,
+        optional=True,
+        meaning="How long the journal holds payloads; with `off`, it holds only hashes of their values.",
+    ),
+    Setting(name="journal_max_age", kind="duration", default="14d", meaning="How long the journal holds a row."),
+    Setting(
+        name="journal_max_size",
+        kind="count",
+        default=1024 * 1024 * 1024,
+        meaning="The largest size of the journal, in bytes; beyond it, the oldest rows are deleted.",
+    ),
 )
 
 
@@ -236,7 +262,7 @@ SERVE: Final = (
         "proxies",
         "names",
         (),
-        "The addresses or networks of proxies whose `X-Forwarded-For` headers are trusted.",
+        "The addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` headers are trusted.",
     ),
     _of_table(
         "serve",
@@ -268,6 +294,28 @@ SERVE: Final = (
         "names",
         (),
         "The files that hold the token for `/metrics`, one token in each file.",
+    ),
+)
+
+CONSOLE_TOKEN: Final = "ONCEGATE_CONSOLE_TOKEN"  # noqa: S105  # the name of a variable
+CONSOLE: Final = (
+    _of_table("console", "enabled", "truth", True, "Whether `oncegate serve` serves the web console at `/console`."),
+    _of_table("console", "host", "text", "127.0.0.1", "The address on which `oncegate console` listens."),
+    _of_table("console", "port", "port", 8081, "The port on which `oncegate console` listens; 0 selects a free port."),
+    _of_table(
+        "console",
+        "token_env",
+        "names",
+        (CONSOLE_TOKEN,),
+        "The environment variables that hold the token for the login to the console; several can be valid at a time."
+        " Without a token, the console is served only on a loopback address, with a token that is generated.",
+    ),
+    _of_table(
+        "console",
+        "token_file",
+        "names",
+        (),
+        "The files that hold the token for the login to the console, one token in each file.",
     ),
 )
 
@@ -369,9 +417,10 @@ READ: Final = tuple(
 
 # The tables of the file. The table "" holds the settings above the first table.
 TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
-    "": (STORE, KEY, LOG, *GATE),
+    "": (STORE, KEY, LOG, *JOURNAL, *GATE),
     "read": READ,
     "serve": SERVE,
+    "console": CONSOLE,
     "forward": FORWARD,
     "work": WORK,
 }

@@ -8,10 +8,23 @@ from typing import Any, Final, Unpack, cast
 from msgspec import Struct
 
 from oncegate.clocks import wall
+from oncegate.durations import microseconds, spoken, times
 from oncegate.errors import SettingError
 from oncegate.gate import Gate, JsonLog
 from oncegate.gate.observers import Observer
 from oncegate.gate.options import DEFAULTS, GateOptions, validate
+from oncegate.journal import (
+    AUTO,
+    SHARE,
+    SHARE_IN_PROGRAM,
+    Journal,
+    OperatorLog,
+    Recorder,
+    check_journal,
+    journal_url,
+    open_journal,
+    open_recorder,
+)
 from oncegate.settings.parsing import shown, strategy_of
 from oncegate.settings.schema import READ, SETTINGS
 from oncegate.sources import Hints
@@ -75,6 +88,22 @@ class Settings(Struct, frozen=True):
     def _shown(self, path: str, name: str) -> Shown:
         return Shown(name, shown(SETTINGS[path], self.values[path]), self.origins[path])
 
+    def retry_times(self) -> dict[str, str]:
+        """How long the inbox retries an event, by the name of the setting that decides this."""
+        config = validate({name: self.values[name] for name in DEFAULTS})
+        if config.max_attempts is None:
+            attempts = "failures are not counted; an event that always fails is retried forever"
+        else:
+            least, most = config.attempts_last
+            attempts = (
+                f"an event that always fails becomes a dead letter after {times(config.max_attempts, 'attempt')},"
+                f" {spoken(least)} to {spoken(most)} after the first one, plus the time that its handler takes"
+            )
+        if config.retry_for is None:
+            return {"max_attempts": attempts, "retry_for": "unavailability counts as a failure (max_attempts)"}
+        retried = f"while what the handler calls is unavailable, an event is retried for {spoken(config.retry_for)}"
+        return {"max_attempts": attempts, "retry_for": f"{retried}, and then becomes a dead letter"}
+
     def strategy(self) -> Callable[..., Any]:
         """Return the key strategy. If the strategy is `module:function`, this method imports the function."""
         return strategy_of(self.values["key"], self.where("key"))
@@ -117,6 +146,54 @@ class Settings(Struct, frozen=True):
             if connect:
                 place.check()
 
+    def recorder(self, *, automatic: bool = True) -> Recorder | None:
+        """Return the recorder that writes the journal, or None if no journal is written. If `automatic` is false, a
+        journal is written only if the settings have its URL. The journal is opened later, with the first event."""
+        journal, payloads = self.values["journal"], self.values["journal_payloads"]
+        if journal is None or (journal == AUTO and not automatic):
+            return None
+        with self.placed("store" if journal == AUTO else "journal"):
+            url = journal_url(journal, self.values["store"])
+            if url is None:
+                return None
+            check_journal(url)
+        with self.placed("journal_max_size"):
+            return open_recorder(
+                url,
+                max_age=microseconds(self.values["journal_max_age"]),
+                max_size=self.values["journal_max_size"],
+                payload_age=None if payloads is None else microseconds(payloads),
+                share=SHARE if automatic else SHARE_IN_PROGRAM,
+            )
+
+    def open_journal(self, *, writes: bool = False) -> Journal:
+        """Open the journal for reading; with `writes`, also for writing. Raises SettingError if the settings have no
+        journal, and NoStore if nothing was written to it yet."""
+        url = journal_url(self.values["journal"], self.values["store"])
+        if url is None:
+            store = self.values["store"].partition("://")[0]
+            why = "it is off" if self.values["journal"] is None else f"{store}:// has no place for one"
+            has_place = journal_url(AUTO, self.values["store"]) is not None
+            advice = "remove this setting, or set it to auto" if has_place else "set journal to a URL"
+            raise SettingError(f"{self.where('journal')}: there is no journal, because {why}; {advice}")
+        with self.placed("journal"):
+            journal = open_journal(url, create=False)
+        if not writes:
+            return journal
+        journal.close()
+        return open_journal(url, max_size=self.values["journal_max_size"])
+
+    def operator_log(self, who: str, *, is_logged: bool = True) -> OperatorLog:
+        """Return the log of what a person does, which writes to the journal. With the setting `auto`, rows are added
+        only to a journal that exists: a command must not start a journal for a program that writes none."""
+
+        def open_for_writing() -> Journal:
+            if self.values["journal"] in (None, AUTO):
+                return self.open_journal(writes=True)
+            return open_journal(self.values["journal"], max_size=self.values["journal_max_size"])
+
+        return OperatorLog(open_for_writing, who, is_logged=is_logged)
+
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:
         """If a SettingError is raised in this context, put the place of the setting (see `where`) before its text."""
@@ -128,10 +205,12 @@ class Settings(Struct, frozen=True):
     def gate(
         self, store: Store | None = None, *, observers: Sequence[Observer] | None = None, **options: Unpack[GateOptions]
     ) -> Gate:
-        """Create a gate with these settings. `options` override the settings, and `observers` replace the setting
-        `log`."""
+        """Create a gate with these settings. `options` override the settings, and `observers` replace the settings
+        `log` and `journal`."""
         if observers is None:
             observers = [JsonLog()] if self.values["log"] == "json" else []
+            if (recorder := self.recorder(automatic=False)) is not None:
+                observers = [*observers, recorder.of(self.values["namespace"], closes=True)]
         hints = self.hints()
         gate_options = cast(GateOptions, {name: self.values[name] for name in DEFAULTS} | {**options})
         key = self.strategy()
