@@ -1,16 +1,23 @@
 """Run commands in a fresh folder, with a gate on their store."""
 
+import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oncegate import Gate
+from oncegate import Event, Gate, Outcome
 from oncegate.cli.main import run
+from oncegate.journal import open_recorder
+from tests.stores.conftest import postgres, redis_server
+
+__all__ = ["postgres", "redis_server"]
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,6 +42,40 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=1, remember=None)
     yield gate
     gate.close()
+
+
+class RecordedGate:
+    """A gate with a journal. By default, the store and the journal are the default ones of commands in the folder. Rows
+    are written when `run` returns."""
+
+    def __init__(self, folder: Path, *, url: str | None = None, payloads: bool = True) -> None:
+        age = 86_400_000_000 if payloads else None
+        self.recorder = open_recorder(url or f"sqlite:///{folder}/oncegate.journal.db", payload_age=age)
+        observers = [self.recorder.of("calls")]
+        self.gate = Gate(url or f"sqlite:///{folder}/oncegate.db", observers=observers, remember=None)
+
+    def run(self, payload: Any, handler: Callable[[Event], object] = lambda _event: None) -> Outcome:
+        """Run one event, and return its outcome."""
+        (outcome,) = self.gate.run_batch([payload], handler)
+        assert self.recorder.flush(10)
+        return outcome
+
+    def close(self) -> None:
+        self.gate.close()
+        self.recorder.close()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[RecordedGate]:
+    """A gate with a journal that holds payloads."""
+    with closing(RecordedGate(tmp_path)) as gate:
+        yield gate
+
+
+def sqs_message(id_: str, body: Any) -> dict[str, Any]:
+    """An SQS message as a Lambda function gets it."""
+    record = {"messageId": id_, "receiptHandle": "r", "body": json.dumps(body), "eventSource": "aws:sqs"}
+    return {"Records": [record | {"attributes": {}}]}
 
 
 def on_terminal(arguments: Sequence[str], folder: Path, **environment: str) -> str:

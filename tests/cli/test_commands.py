@@ -18,7 +18,7 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import EXAMPLE_KEY, SECTIONS, CliCommand, CliGroup, section_of
 from oncegate.cli.main import cli
 from oncegate.settings.schema import SETTINGS
-from tests.cli.conftest import Run
+from tests.cli.conftest import RecordedGate, Run
 
 Path_ = tuple[str, ...]
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -99,8 +99,8 @@ class TestHelp:
         out = helped(("serve",), 80, monkeypatch, oncegate)
         headings = re.findall(r"^(\w[\w ]+):$", out, re.MULTILINE)
         assert headings == [
-            *("Address", "Handler", "Store", "Key", "Signature", "Claims", "Retries", "Limits", "Forward"),
-            *("Fields of plain events", "Monitoring", "General", "Examples"),
+            *("Address", "Console", "Handler", "Store", "Key", "Signature", "Claims", "Retries", "Limits", "Forward"),
+            *("Fields of plain events", "Monitoring", "Journal", "General", "Examples"),
         ]
         assert re.search(r"General:\n  --config[^-]+\n  -h, --help +Show this message and exit\.\n\nExamples:", out)
 
@@ -115,8 +115,8 @@ class TestHelp:
 EXAMPLES = [(path, line) for path, command in COMMANDS.items() for line in getattr(command, "examples", ())]
 # These commands wait for requests, or need AWS or a server.
 NOT_RUN = re.compile(
-    r"oncegate (serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http"
-    r"|seed '?(dynamodb|redis):)"
+    r"oncegate (console|serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http"
+    r"|seed '?(dynamodb|redis):|events tail)"
 )
 
 
@@ -163,6 +163,8 @@ class TestExamples:
         with closing(sqlite3.connect(tmp_path / "old.db")) as db:
             db.executescript("CREATE TABLE dedup (id); INSERT INTO dedup VALUES ('evt-2')")
         key = str(gate.run(event, lambda _: 1 / 0 if "dlq" in line else None).key)
+        with closing(RecordedGate(tmp_path)) as recorded:
+            recorded.run(event)
         main = [sys.executable, "-m", "oncegate"]
         if "truth.jsonl" in line:
             traffic = ["simulate", "--to", "file://t.jsonl", "--truth", "truth.jsonl", "--events", "1"]
@@ -171,7 +173,9 @@ class TestExamples:
             (tmp_path / "effects.jsonl").write_text(f'{{"key": "{ran[1] if ran else ""}"}}\n')
         script = re.sub(r"\boncegate (?=[a-z-])", f"{shlex.join(main)} ", line, count=1).replace(EXAMPLE_KEY, key)
         script = "yes | " * ("cat " not in line) + script
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
+        environment = os.environ | {"ONCEGATE_JOURNAL_PAYLOADS": "24h"}
+        bash = ["bash", "-c", script]
+        done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True, env=environment)
         assert done.returncode == exit_codes.OK, done.stderr
 
 

@@ -52,11 +52,16 @@ class TestCommands:
             code, out, _ = oncegate("dlq", "redrive", "--all", "--handler", "broken:handler")
             assert (code, f"after {attempts} attempts" in out, '"status"' in out) == (exit_codes.FAILED, True, False)
 
-    @pytest.mark.parametrize(("command", "others"), [("serve", {"work"}), ("work", {"serve", "forward"})])
-    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, others: set[str]) -> None:
-        """The help of `serve` and of `work` lists each of their settings by its flag."""
+    @pytest.mark.parametrize(
+        ("command", "tables"),
+        [("serve", {"", "serve", "read", "forward"}), ("work", {"", "work", "read"}), ("console", {"console"})],
+    )
+    def test_every_setting_is_a_flag(self, oncegate: Run, command: str, tables: set[str]) -> None:
+        """The help of `serve`, `work` and `console` lists each of their settings by its flag."""
+        settings = [setting for setting in SETTINGS.values() if setting.table in tables and setting.name != "enabled"]
+        settings += [SETTINGS["console.enabled"]] if command == "serve" else []
         _, out, _ = oncegate(command, "--help")
-        assert all(f"  {setting.flag} " in out for setting in SETTINGS.values() if setting.table not in others)
+        assert [setting.flag for setting in settings if f"  {setting.flag} " not in out] == []
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -165,7 +170,8 @@ class TestCheck:
             ('[serve]\nsignature = "foo"', "oncegate.toml, serve.signature: there is no signature foo; there are"),
             (
                 'store = "redis://h"\n[serve]\nhandler = "json:dumps"',
-                "serve.mode=inbox: redis:// cannot store events until they are run; choose serve.mode=inline, which",
+                "serve.mode=inbox: redis:// cannot store events until they are run; run a handler while the sender"
+                ' waits (--serve-mode inline, or mode = "inline" in [serve]), or use SQLite',
             ),
             (
                 'store = "dynamodb://Table"\n[serve]\nport = 1',
@@ -183,7 +189,7 @@ class TestCheck:
             ),
             (
                 'mode = "mark_first"\n[serve]\nport = 1',
-                "mode='mark_first' would complete them before; or choose serve.mode",
+                "mode='mark_first' would complete them before; or choose --serve-mode inline, or mode = ",
             ),
         ],
     )

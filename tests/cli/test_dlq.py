@@ -2,12 +2,17 @@
 
 import io
 import json
+import os
+import pwd
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from oncegate import Event, Gate
 from oncegate.cli import exit_codes
+from oncegate.journal import OPERATOR_ACTIONS, Journal, RowFilter, open_journal
 from tests.cli.conftest import Run
 
 
@@ -181,7 +186,7 @@ class TestDeadLetters:
         outcome = gate.run(b'{"id": "evt-1", "n": 1.0}', fail)
         code, out, _ = oncegate("dlq", "show", str(outcome.key))
         assert code == exit_codes.OK
-        assert "Dead letter. It does not run until it is redriven or dropped." in out
+        assert "Dead letter. It runs only if it is redriven." in out
         assert '{"id": "evt-1", "n": 1.0}' in out
 
     def test_redrive_waits_for_a_dispatcher(self, oncegate: Run, gate: Gate) -> None:
@@ -280,3 +285,48 @@ class TestDeadLetters:
             code, _, err = oncegate("dlq", command, *arguments)
             assert code == exit_codes.USAGE
             assert problem in err
+
+
+class TestRecord:
+    """What `redrive` and `drop` write into the journal."""
+
+    @pytest.fixture
+    def journal(self, tmp_path: Path) -> Iterator[Journal]:
+        with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db")) as journal:
+            yield journal
+
+    def test_a_filter(self, oncegate: Run, dead: dict[str, str], journal: Journal) -> None:
+        """A row has the user, the filter and the count, and each event has a row in its history."""
+        oncegate("dlq", "drop", "--type", "call", "--error", "no case", "--yes")
+        (action,) = journal.rows(OPERATOR_ACTIONS)
+        assert action.reason == 'Dropped 2 dead letters (type call, error with "no case").'
+        assert (action.kind, action.key, action.namespace) == ("drop", b"", "default")
+        assert action.worker.startswith(f"{pwd.getpwuid(os.getuid()).pw_name}@")
+        assert action.worker.endswith(" (command)")
+        for event in "ab":
+            (row,) = journal.rows(RowFilter(term=dead[event], operators=True))
+            assert (row.event_id, row.type, row.reason) == (event, "call", "Dropped by an action on 2 dead letters.")
+
+    def test_a_key(self, oncegate: Run, dead: dict[str, str], journal: Journal) -> None:
+        """An action on one event is one row. A dry run and an action on nothing have no row."""
+        oncegate("dlq", "redrive", dead["a"], "--dry-run")
+        oncegate("dlq", "redrive", "--type", "nothing")
+        oncegate("dlq", "redrive", dead["a"])
+        (action,) = journal.rows(RowFilter(status="operator"))
+        assert (action.kind, action.key_text, action.reason) == ("redrive", dead["a"], "Redriven.")
+
+    def test_many(self, oncegate: Run, gate: Gate, journal: Journal) -> None:
+        """An action on more than 1,000 events has a row at its start and a row at its end, and none for each event."""
+        gate.run_batch([{"id": number} for number in range(1_001)], fail)
+        oncegate("dlq", "redrive", "--all", "--yes")
+        assert [row.reason for row in journal.rows(RowFilter(status="operator"))] == [
+            "Redrove 1,001 dead letters (all).",
+            "Started to redrive 1,001 dead letters (all).",
+        ]
+
+    def test_a_journal_that_cannot_be_written(self, oncegate: Run, dead: dict[str, str], tmp_path: Path) -> None:
+        """The result of the command is the same, and a note says that there is no record."""
+        (tmp_path / "oncegate.journal.db").write_bytes(b"not a database" * 100)
+        code, out, err = oncegate("dlq", "drop", dead["a"], "--yes")
+        assert (code, out) == (exit_codes.OK, "1 dead letter matches.\n1 dropped.\n")
+        assert err.startswith("The journal has no record of this command: ")

@@ -13,8 +13,14 @@ import pytest
 from oncegate import Event, Gate, keys, open_store, read
 from oncegate.claims import Claim, EventSummary, Redrive
 from oncegate.cli import exit_codes
+from oncegate.clocks import wall
 from oncegate.errors import RetryLater
-from tests.cli.conftest import Run, on_terminal
+from oncegate.inspection import replays
+from oncegate.journal import ChangedEvent, open_journal
+from oncegate.journal.base import NewRow, NewRows
+from oncegate.journal.rows import Fields
+from oncegate.settings import examine
+from tests.cli.conftest import RecordedGate, Run, on_terminal, sqs_message
 from tests.gate.test_handed_on import Sink, put
 
 
@@ -26,6 +32,12 @@ def first_line(told: tuple[int, str, str]) -> str:
     code, out, err = told
     assert (code, err) == (exit_codes.OK, "")
     return out.splitlines()[0]
+
+
+def second_line(told: tuple[int, str, str]) -> str:
+    """The sentence about copies. The decision is before it."""
+    assert " This is the latest of " in first_line(told) or first_line(told).startswith("Run and failed: a failed ")
+    return told[1].splitlines()[1]
 
 
 def fact(told: tuple[int, str, str], name: str) -> str:
@@ -42,9 +54,11 @@ class TestDecisions:
         start, _, end = first_line(told).partition(" ago ")
         assert start.startswith("Run: evt-1 was processed ")
         assert end.startswith("at its first attempt. Until 2")
-        assert end.endswith("Z, every further delivery with this key is a duplicate and is not run.")
+        assert end.endswith("Z, every further delivery with the same content is a duplicate and is not run.")
         assert (fact(told, "key"), fact(told, "state"), fact(told, "attempts")) == (str(outcome.key), "completed", "1")
-        assert (fact(told, "fence").isdecimal(), fact(told, "result")) == (True, '{"case":7}')
+        assert fact(told, "result") == '{"case":7}'
+        assert [line for line in told[1].splitlines() if line.startswith(("lost", "fence"))] == []
+        assert fact(oncegate("keys", "show", str(outcome.key)), "fence").isdecimal()
         assert first_line(oncegate("explain", str(outcome.key)))[:12] == first_line(told)[:12]
 
     def test_published(self, oncegate: Run, gate: Gate) -> None:
@@ -54,7 +68,10 @@ class TestDecisions:
         said = " ".join(first_line(oncegate("explain", "evt-1")).split())
         assert said.startswith("Run: evt-1 was published to sqs://q?region=eu-central-1 at 2")
         assert ". No consumer with this store and namespace has claimed the published event yet. Until 2" in said
-        assert ", every further delivery to the publisher is a duplicate and is not published again." in said
+        assert (
+            ", every further delivery with the same content to the publisher is a duplicate and is not published again."
+            in said
+        )
         assert "No consumer with this store and namespace" in oncegate("keys", "show", str(outcome.key))[1]
         gate.run(sink.sent[0], fail)
         assert (
@@ -121,8 +138,8 @@ class TestDecisions:
         gate.run({"id": "evt-1"}, fail)
         told = oncegate("explain", "evt-1")
         assert first_line(told) == (
-            "Given up: evt-1 became a dead letter at its first attempt: ValueError: no such case. It does not run again"
-            " until it is redriven or dropped (oncegate dlq)."
+            "Given up: evt-1 became a dead letter at its first attempt: ValueError: no such case. It runs again only if"
+            " it is redriven (oncegate dlq redrive)."
         )
         assert (fact(told, "payload"), fact(told, "made_of")) == ('{"id":"evt-1"}', '["evt-1"]')
 
@@ -132,7 +149,7 @@ class TestDecisions:
         oncegate("dlq", "redrive", str(outcome.key))
         gate.run_waiting(lambda event: None)
         line = first_line(oncegate("explain", "evt-1"))
-        assert "ago at its first counted attempt since it was stored or redriven. Until 2" in line
+        assert "ago at attempt 1 (counted from the last redrive, if there was one). Until 2" in line
 
     def test_redriven(self, oncegate: Run, gate: Gate) -> None:
         """A waiting event is explained with the time before which it does not run, if its handler set one."""
@@ -238,24 +255,29 @@ class TestFinding:
             gate.run(body, lambda event: None)
         gate.run({"id": "evt-1", "conversationId": "c-2"}, lambda event: None)
         code, out, _ = oncegate("explain", "c-1")
-        copies, head, columns, *rows, hint, note = out.splitlines()
+        head, copies, columns, *rows, hint, note = out.splitlines()
         assert code == exit_codes.OK
         assert copies == "The records do not show copies (3 records, compared by content, key, type and time)."
-        assert head.startswith("3 records with the key, event id or entity c-1. The latest: Run: evt-9 was processed ")
+        assert head.startswith("Run: evt-9 was processed ")
+        assert head.endswith(" This is the latest of 3 records with the key, event id or entity c-1.")
         assert columns.split()[:3] == ["key", "namespace", "event"]
         assert [row.split()[2] for row in rows] == ["evt-5", "evt-7", "evt-9"]
         assert hint == "Explain one record with oncegate explain KEY; select a namespace with --namespace."
-        assert note.startswith("The store does not record duplicates one by one. The log has a line for each delivery")
+        assert note.startswith(
+            "The store does not record duplicates one by one. The journal does, but it was not read:"
+        )
+        assert "there is no journal at " in note
         alone = oncegate("explain", "c-2")[1].splitlines()
         assert alone[0].startswith("Run: evt-1 was processed ")
+        assert alone[-1] == oncegate("explain", "evt-1")[1].splitlines()[-1] == note
 
     def test_namespaces(self, oncegate: Run, gate: Gate) -> None:
         """--namespace selects the records of one namespace."""
         gate.run({"id": "evt-1"}, lambda event: None)
         Gate(gate.store, namespace="other").run({"id": "evt-1"}, lambda event: None)
         told = oncegate("explain", "evt-1")
-        assert first_line(told).startswith("The records do not show copies (2 records, ")
-        assert told[1].splitlines()[1].startswith("2 records with the key, event id or entity evt-1")
+        assert first_line(told).endswith(" This is the latest of 2 records with the key, event id or entity evt-1.")
+        assert told[1].splitlines()[1].startswith("The records do not show copies (2 records, ")
         assert fact(oncegate("explain", "evt-1", "--namespace", "other"), "namespace") == "other"
 
     def test_unknown(self, oncegate: Run, gate: Gate) -> None:
@@ -301,12 +323,12 @@ class TestFinding:
         code, _, err = oncegate("explain", "evt-x", "--scan", "1200")
         assert code == exit_codes.NOT_FOUND
         assert "evt-x was not found in the first 1,200 records; use --scan to scan more" in err
-        some = oncegate("explain", "c-1", "--scan", "3")[1].splitlines()[1]
-        assert some.startswith("3 records with the key, event id or entity c-1 among the first 3 records (use --scan")
+        some = oncegate("explain", "c-1", "--scan", "3")[1].splitlines()[0]
+        assert "3 records with the key, event id or entity c-1 among the first 3 records (use --scan" in some
         assert "Only the first 1 records were scanned" in oncegate("explain", "c-1", "--scan", "1")[1]
         many = oncegate("explain", "c-1")[1].splitlines()
-        assert many[0].endswith("; other records match too, but only 1,000 were compared.")
-        assert many[1].startswith("More than 1,000 records with the key, event id or entity c-1. The latest: ")
+        assert many[0].endswith(" This is the latest of more than 1,000 records with the key, event id or entity c-1.")
+        assert many[1].endswith("; other records match too, but only 1,000 were compared.")
         whole = oncegate("explain", "evt-x", "--scan", "1500")
         assert "is not known" in whole[2]
 
@@ -452,7 +474,8 @@ class TestFiles:
         (tmp_path / "oncegate.toml").write_text('on_conflict = "run"')
         assert "Run under another key because of on_conflict: it has the key of evt-1" in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('on_conflict = "duplicate"')
-        assert "every further delivery with this key is a duplicate and is not run" in oncegate(*given)[1]
+        further = "every further delivery with this key, whatever its content, is a duplicate and is not run"
+        assert further in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text("key = 'fields(\"nowhere\")'")
         assert "Refused: the fields key needs nowhere, which the event does not have." in oncegate(*given)[1]
         (tmp_path / "oncegate.toml").write_text('key = \'fields("nowhere")\'\non_missing_key = "unguarded"')
@@ -509,7 +532,7 @@ class TestCopies:
         states = Gate(gate.store, key=keys.state_change("500ms"))
         for id_, second in (("a", "05"), ("b", "05.200")):
             states.run(change(id_, "connected", f"10:00:{second}"), lambda event: None)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "2 records 200 ms apart, different content, same state (connected): double emission; the key strategy"
             " state_change joins them, and the event completed once."
         )
@@ -518,10 +541,11 @@ class TestCopies:
         """The records of two completed events do not show their states, and the sentence says so."""
         for id_, state, second in (("a", "ringing", "05"), ("b", "connected", "05.200")):
             gate.run(change(id_, state, f"10:00:{second}"), lambda event: None)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "Possible double emission: 2 records of type call 200 ms apart, different content. It is a double emission"
             " if the records report the same state change. The store does not hold the state of completed events."
-            " Compare the state in the log lines of the events, or compare their payloads with oncegate read FILE."
+            " Compare the state in the journal (oncegate events list --entity ID) or in the log lines of the events, or"
+            " compare their payloads with oncegate read FILE."
         )
 
     @pytest.mark.parametrize("state", ["connected", "ringing"])
@@ -529,7 +553,7 @@ class TestCopies:
         """The payloads of dead letters show the states: equal states are a double emission, others are no copies."""
         gate.run(change("a", "connected", "10:00:05"), fail)
         gate.run(change("b", state, "10:00:05.200"), fail)
-        told = first_line(oncegate("explain", "c-1"))
+        told = second_line(oncegate("explain", "c-1"))
         assert ("same state (connected): double emission; their keys differ" in told) == (state == "connected")
         assert ("do not show copies" in told) == (state == "ringing")
 
@@ -538,7 +562,7 @@ class TestCopies:
         for amount in (1, 2):
             gate.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
         for options in ((), ("--key", "content")):
-            assert first_line(oncegate("explain", "c-1", *options)) == (
+            assert second_line(oncegate("explain", "c-1", *options)) == (
                 "2 records, different content for one key: conflict, not retries; 1 dead letter. The record of a"
                 " conflict has another key than the original record."
             )
@@ -548,7 +572,7 @@ class TestCopies:
         running = Gate(gate.store, on_conflict="run")
         for amount in (1, 2):
             running.run({"id": "evt-1", "conversationId": "c-1", "amount": amount}, lambda event: None)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "2 records, different content for one key: conflict, not retries. The record of a conflict has another key"
             " than the original record."
         )
@@ -558,7 +582,7 @@ class TestCopies:
         by_envelope = Gate(gate.store, key=keys.event_id)
         for id_ in ("env-1", "env-2"):
             by_envelope.run(envelope(id_), lambda event: None)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "2 records of the same content: re-emission (the event ids differ); their keys differ, and the key strategy"
             " content would join them."
         )
@@ -571,7 +595,7 @@ class TestCopies:
         running = Gate(gate.store, on_replay="run")
         for replay in ({}, {"replay-name": "r"}):
             running.run(envelope("env-1") | replay, lambda event: None)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "2 records of the same content: retries or a replay; their keys differ although the event id is the same,"
             ' as after a change of the key strategy, for a replay with on_replay="run", or with'
             ' on_missing_key="unguarded".'
@@ -582,21 +606,21 @@ class TestCopies:
         for minute in ("00", "01"):
             for id_, second in (("a", "05"), ("b", "05.200")):
                 gate.run(change(f"{id_}{minute}", "connected", f"10:{minute}:{second}"), fail)
-        assert first_line(oncegate("explain", "c-1")).endswith(" would join them (1 of 2 groups of copies).")
+        assert second_line(oncegate("explain", "c-1")).endswith(" would join them (1 of 2 groups of copies).")
 
     def test_attempts(self, oncegate: Run, gate: Gate) -> None:
         """Several attempts of one event are retries."""
         retried = Gate(gate.store, max_attempts=3)
         for _ in range(2):
             retried.run(change("a", "connected", "10:00:05"), fail)
-        assert first_line(oncegate("explain", "c-1")) == (
+        assert second_line(oncegate("explain", "c-1")) == (
             "a was attempted 2 times: retries of one event, not a double emission."
         )
 
     def test_a_failure_after_the_mark(self, oncegate: Run, gate: Gate) -> None:
         """In mark_first mode a failed event has two records. They are not copies."""
         Gate(gate.store, mode="mark_first").run(change("a", "connected", "10:00:05"), fail)
-        assert "do not show copies (2 records" in first_line(oncegate("explain", "c-1"))
+        assert "do not show copies (2 records" in second_line(oncegate("explain", "c-1"))
 
 
 def change(id_: str, state: str, at: str) -> dict[str, str]:
@@ -689,3 +713,199 @@ class TestRoutes:
             {"id": "evt-5", "call": 5}, fail
         )
         assert fact(oncegate("explain", "evt-5"), "made_of") == '[["call"],5]'
+
+
+class TestJournal:
+    """With a journal, the answer also has each delivery, the difference to the original, and other strategies."""
+
+    def test_one_event(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """The decision comes first. Then the record, the timeline, the key parts and the other strategies."""
+        recorded.run({"id": "evt-1", "conversationId": "c-1"})
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert fact(told, "state") == "completed"
+        assert "\nJournal: 1 delivery of evt-1.\n" in told[1]
+        assert "  Processed at the first attempt.\n" in told[1]
+        assert fact(told, "key parts") == 'event_id: ["evt-1"]'
+        assert fact(told, "other strategies") == "auto: new event"
+        assert "compared with 0 earlier rows of this key, event id or entity" in told[1]
+        assert "The latest delivery" not in told[1]
+
+    def test_a_later_delivery(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """The id of a later delivery, which the store does not hold, leads to the event."""
+        body = {"id": "evt-1", "conversationId": "c-1"}
+        for number in (1, 2):
+            recorded.run(sqs_message(f"message-{number}", body))
+        told = oncegate("explain", "message-2")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        second = told[1].splitlines()[1]
+        assert second.startswith("This delivery, at 2")
+        assert second.endswith("; the handler was not run again.")
+        assert "\nJournal: 2 deliveries of evt-1.\n" in told[1]
+        assert fact(told, "original").startswith("evt-1, delivery message-1, processed at 2")
+        assert fact(told, "difference") == "none: the content is the same"
+        assert oncegate("explain", "message-2", "--journal", "off")[0] == exit_codes.NOT_FOUND
+
+    def test_a_conflict(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """A conflict is explained by one sentence, and its fields are compared with the original."""
+        recorded.run({"id": "evt-1", "a": {"b": 1}})
+        recorded.run({"id": "evt-1", "a": {"b": 2}, "c": "\x1b[31m"})
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Not run: evt-1 has the key of another event but different content")
+        assert first_line(told).endswith(" This is the latest of 2 events with the id evt-1.")
+        assert told[1].splitlines()[2].startswith("2 records, different content for one key: conflict, not retries")
+        assert fact(told, "difference") == "a.b, c"
+        assert [line.split() for line in told[1].splitlines()[-2:]] == [
+            ["a.b", "1", "2"],
+            ["c", "(none)", '"\\u001b[31m"'],
+        ]
+        assert "\x1b" not in told[1]
+
+    def test_the_id_selects_the_record(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """A key leads to its record. The key and the delivery id of a conflict lead to its dead letter."""
+        recorded.run({"id": "evt-1", "a": 1})
+        outcome = recorded.run(sqs_message("message-2", {"id": "evt-1", "a": 2}))
+        told = oncegate("explain", str(outcome.key))
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert (fact(told, "state"), "dead_letter" in told[1]) == ("completed", False)
+        for id_ in (str(outcome.kept), "message-2"):
+            told = oncegate("explain", id_)
+            assert first_line(told).startswith("Not run: evt-1 has the key of another event")
+            assert (fact(told, "state"), fact(told, "key")) == ("dead letter", str(outcome.kept))
+
+    def test_a_conversation(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """Several events: one sentence about the latest, whether they are copies, and the rows of all of them."""
+        recorded.run(change("evt-1", "connected", "10:00:05"))
+        recorded.run(change("evt-2", "connected", "10:00:05.2"))
+        told = oncegate("explain", "c-1")
+        assert first_line(told).startswith("Run: evt-2 was processed ")
+        assert first_line(told).endswith(" This is the latest of 2 events with the id c-1.")
+        assert told[1].splitlines()[1].startswith("Possible double emission: 2 records of type call")
+        assert "\nJournal: 2 rows of several events.\n" in told[1]
+        assert "  processed, possible echo  evt-2  " in told[1]
+        assert "\nThe latest event: 1 delivery of evt-2.\n" in told[1]
+        assert "does not record duplicates" not in told[1]
+
+    def test_json(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """The JSON output has the story, with all rows and values."""
+        recorded.run({"id": "evt-1", "a": 1})
+        outcome = recorded.run({"id": "evt-1", "a": 2})
+        found = json.loads(oncegate("explain", str(outcome.kept), "--output", "json")[1])
+        story = found["story"]
+        assert found["journal"] is None
+        assert found["sentence"] == story["sentence"]
+        assert (story["deliveries"], story["is_complete"], story["row"]["status"]) == (2, True, "conflict")
+        assert story["difference"]["values"] == [{"path": "a", "original": "1", "value": "2"}]
+        assert story["row"]["dead_letter"] == str(outcome.kept)
+        assert story["key"]["parts"] == ["evt-1"]
+        assert [(each["strategy"], each["decision"]) for each in story["strategies"]] == [
+            ("auto", "conflict"),
+            ("event_id", "conflict"),
+            ("content", "new"),
+        ]
+        assert story["strategies"][0]["earlier"]["row"] == story["rows"][0]["row"]
+        assert [(each["status"], each["is_arrival"]) for each in found["timeline"]] == [
+            ("processed", True),
+            ("conflict", True),
+        ]
+
+    def test_a_replay(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """A replay that waits is the latest event, although the journal has no decision about it yet."""
+        payload = b'{"id": "evt-1"}'
+        outcome = recorded.run(payload)
+        assert outcome.key is not None
+        settings = examine(flags={"store": f"sqlite:///{tmp_path}/oncegate.db"}, environ={})[0]
+        event = ChangedEvent("default", outcome.key.digest, EventSummary("plain", delivery_id="evt-1"))
+        with closing(settings.operator_log("ada")) as log:
+            again = replays.replay(recorded.gate.store, settings, event, payload, "fix", log)
+        for scan in ([], ["--scan", "10"]):
+            told = oncegate("explain", "evt-1", *scan)
+            assert first_line(told).startswith("Not run yet: evt-1 arrived ")
+            assert first_line(told).endswith(" This is the latest of 2 events with the id evt-1.")
+            assert (str(outcome.key) in told[1], str(again.key) in told[1]) == (True, True)
+        recorded.gate.run_waiting(lambda event: None)
+        assert recorded.recorder.flush(10)
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert " at attempt 1 (counted from the last redrive, if there was one). " in first_line(told)
+        assert first_line(oncegate("explain", str(outcome.key))).count(" ago at its first attempt. ") == 1
+
+    def test_the_store_is_not_scanned(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """If the journal has the id of an event, the store is not scanned, unless --scan is given. The answer says
+        so."""
+        recorded.run({"id": "evt-1"})
+        recorded.run({"id": "evt-1", "changed": True})
+        outcome = recorded.run({"id": "evt-2"})
+        with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", namespace="other")) as unrecorded:
+            unrecorded.run({"id": "evt-1"}, lambda event: None)
+        found = json.loads(oncegate("explain", "evt-1", "--output", "json")[1])
+        assert (len(found["records"]), found["scanned"], found["looked_through"]) == (2, False, 0)
+        assert (
+            "\nThe store was not scanned (the journal has the id); --scan N scans it, too.\n"
+            in oncegate("explain", "evt-1")[1]
+        )
+        found = json.loads(oncegate("explain", "evt-1", "--scan", "10", "--output", "json")[1])
+        assert (len(found["records"]), found["scanned"], found["looked_through"]) == (3, True, 4)
+        for arguments in (["evt-1", "--scan", "10"], [str(outcome.key)]):
+            assert "was not scanned" not in oncegate("explain", *arguments)[1]
+
+    @pytest.mark.parametrize("is_old", [False, True])
+    def test_an_entity_is_scanned_if_the_journal_is_young(
+        self, oncegate: Run, gate: Gate, tmp_path: Path, is_old: bool
+    ) -> None:
+        """An entity may have events from before the journal. If the journal is older than the retention, their records
+        have expired."""
+        gate.run({"id": "evt-1", "conversationId": "c-1"}, lambda event: None)
+        label = ("calls", "default", "plain", "call", "processed", "")
+        with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db")) as journal:
+            at = wall() - (8 if is_old else 6) * 86_400_000_000
+            journal.append(NewRows([NewRow(label, Fields(event_id="evt-0", at=at))], {}, {}))
+        with closing(RecordedGate(tmp_path)) as recorded:
+            recorded.run({"id": "evt-2", "conversationId": "c-1"})
+        found = json.loads(oncegate("explain", "c-1", "--output", "json")[1])
+        assert (len(found["records"]), found["scanned"]) == ((1, False) if is_old else (2, True))
+
+    def test_without_a_record(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """An event whose record was reset is still explained by the journal."""
+        outcome = recorded.run({"id": "evt-1"})
+        assert oncegate("keys", "reset", str(outcome.key), "--yes")[0] == exit_codes.OK
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("The store has no record of evt-1 any more: ")
+        assert first_line(told).endswith(" ago: Processed at the first attempt.")
+
+    def test_not_in_the_journal(self, oncegate: Run, gate: Gate, recorded: RecordedGate) -> None:
+        """If the journal has no rows of a known event, the answer says so."""
+        gate.run({"id": "evt-1"}, lambda event: None)
+        recorded.run({"id": "evt-2"})
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert told[1].splitlines()[-1].startswith("The journal has no rows of it: ")
+        assert "and the journal has no row of it: journal_max_age is 14d" in oncegate("explain", "evt-3")[2]
+
+    def test_a_damaged_journal(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+        """If the journal cannot be read, the record is still explained."""
+        gate.run({"id": "evt-1", "conversationId": "c-1"}, lambda event: None)
+        (tmp_path / "oncegate.journal.db").write_bytes(b"this is no database" * 1_000)
+        told = oncegate("explain", "c-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert "The journal does, but it was not read: " in told[1]
+
+    def test_a_file(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """A file with one event shows the story of its key."""
+        recorded.run({"id": "evt-1", "conversationId": "c-1"})
+        (tmp_path / "event.json").write_text('{"id": "evt-1", "conversationId": "c-1"}')
+        assert "\nJournal: 1 delivery of evt-1.\n" in oncegate("explain", "--file", "event.json")[1]
+        found = json.loads(oncegate("explain", "--file", "event.json", "--output", "json")[1])
+        assert found["events"][0]["story"]["deliveries"] == 1
+
+    @pytest.mark.parametrize("columns", ["80", "50"])
+    def test_on_a_terminal(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path, columns: str) -> None:
+        """A table fits a narrow terminal, and NO_COLOR turns off all escape codes."""
+        for number in range(3):
+            recorded.run(sqs_message(f"message-{number}", {"id": "evt-1", "a": 1}))
+        shown = on_terminal(["explain", "evt-1"], tmp_path, COLUMNS=columns, NO_COLOR="1")
+        assert "\x1b" not in shown
+        table = shown.split("(UTC)")[1].split("delivery  ")[0]
+        assert max(len(line) for line in table.splitlines()) <= int(columns)
+        assert "redelivery" in table
+        assert "state" not in table.split("Columns not shown")[0]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ import pytest
 from oncegate import Gate
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CONFIG, FileName
-from tests.cli.conftest import Run
+from tests.cli.conftest import RecordedGate, Run
 from tests.cli.test_commands import COMMANDS
 
 # With this host the service ends instead of listening, if a file is accepted by mistake.
@@ -34,6 +35,8 @@ READ = [
     "serve --host nosuch.invalid --signature standard-webhooks --handler log --secret-file {}",
     f"{SERVE} --tls-cert {{}} --tls-key {{}}",
     f"{SERVE} --metrics-token-file {{}}",
+    "console --port 0 --token-file {}",
+    "console --port 0 --store sqlite:///{}",
     f"{FORWARD} --forward-headers {{}}",
     f"{FORWARD} --forward-ca {{}}",
     f"{FORWARD} --forward-certificate {{}}",
@@ -45,15 +48,29 @@ READ = [
     "dlq list --store sqlite:///{}",
     "dlq redrive --all --store sqlite:///{}",
     "explain x --store sqlite:///{}",
+    "forget --entity x --yes --store sqlite:///{}",
     f"keys show {'0' * 32} --store sqlite:///{{}}",
+    "events list --journal sqlite:///{}",
+    "events list --store sqlite:///{}",
 ]
 WRITE = [
     f"{SERVE} --store sqlite:///{{}}",
     "work inbox --handler log --store sqlite:///{}",
     "simulate --to - --events 1 --truth {}",
     "simulate --events 1 --to file://{}",
+    "events export {}",
 ]
-CONFIGURED = ["dlq list", "explain x", "serve", "work inbox", "config check", "config show", "doctor", "read x.jsonl"]
+CONFIGURED = [
+    "console",
+    "dlq list",
+    "explain x",
+    "serve",
+    "work inbox",
+    "config check",
+    "config show",
+    "doctor",
+    "read x.jsonl",
+]
 NAMES = {
     "a folder": "folder",
     "a long name": "x" * 300,
@@ -105,8 +122,12 @@ def test_reading(line: str, name: str, oncegate: Run) -> None:
 
 @pytest.mark.parametrize("name", TO_WRITE)
 @pytest.mark.parametrize("line", WRITE)
-def test_writing(line: str, name: str, oncegate: Run) -> None:
+def test_writing(line: str, name: str, oncegate: Run, tmp_path: Path) -> None:
     """A file that cannot be written is one sentence and an exit code."""
+    if line.startswith("events"):
+        Path("oncegate.toml").write_text('journal_payloads = "24h"\n')
+        with closing(RecordedGate(tmp_path)) as recorded:
+            recorded.run({"id": "evt-1"})
     check(oncegate(*(word.replace("{}", NAMES[name]) for word in line.split())))
 
 

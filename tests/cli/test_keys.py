@@ -3,12 +3,15 @@
 import io
 import json
 import re
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from oncegate import Gate
 from oncegate.claims import Claim, Complete, EventSummary, Release
 from oncegate.cli import exit_codes
+from oncegate.journal import OPERATOR_ACTIONS, open_journal
 from tests.cli.conftest import Run
 
 ABOUT = EventSummary("plain", "call", "conv-7", delivery_id="runs")
@@ -77,7 +80,10 @@ class TestKeys:
         outcome = gate.run({"id": "evt-1", "type": "call.ended"}, lambda event: {"case": 7})
         code, out, err = oncegate("keys", "show", str(outcome.key))
         assert (code, err) == (exit_codes.OK, "")
-        assert re.match(r"Processed \d+ (ms|s) ago\. Until 20[^,]+, every further delivery is a duplicate\.", out)
+        assert re.match(
+            r"Processed \d+ (ms|s) ago\. Until 20[^,]+, every further delivery with the same content is a duplicate\.",
+            out,
+        )
         facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines()[1:])
         assert (facts["key"], facts["state"], facts["event_id"]) == (str(outcome.key), "completed", "evt-1")
         assert json.loads(facts["result"]) == {"case": 7}
@@ -140,6 +146,7 @@ class TestKeys:
         code, out, err = oncegate("keys", "reset", str(outcome.key))
         assert (code, out.endswith(f"Deleted {outcome.key}.\n")) == (exit_codes.OK, True)
         assert "Delete this record and the stored payload, so that the next delivery runs?" in out + err
+        assert "The stored payload is deleted too. The event is lost unless it is delivered again.\n" in out
 
     def test_reset_asks(self, oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without a confirmation nothing is deleted."""
@@ -163,3 +170,13 @@ class TestKeys:
         assert code == exit_codes.USAGE
         assert "several namespaces (default, other)" in err
         assert oncegate("keys", "show", str(outcome.key), "--namespace", "other")[0] == exit_codes.OK
+
+
+def test_the_record_of_a_reset(oncegate: Run, gate: Gate, tmp_path: Path) -> None:
+    """The journal has a row for a reset: who, the key, and the state of the deleted record."""
+    with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db")) as journal:
+        outcome = gate.run({"id": "evt-1", "type": "call"}, lambda event: None)
+        oncegate("keys", "reset", str(outcome.key), "--yes")
+        (row,) = journal.rows(OPERATOR_ACTIONS)
+    assert (row.kind, row.key_text, row.event_id, row.type) == ("reset", str(outcome.key), "evt-1", "call")
+    assert row.reason == "Reset. The record was completed."

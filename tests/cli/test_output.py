@@ -9,7 +9,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.cli.output import print_error, print_note, print_text, show_plain_table, show_table
 from oncegate.text import clean, on_one_line
-from tests.cli.conftest import Run, on_terminal
+from tests.cli.conftest import RecordedGate, Run, on_terminal
 
 
 class TestTerminal:
@@ -98,6 +98,34 @@ class TestTerminal:
         ]
         assert lines[start + 2] == "state     dead letter"
         assert "Columns not shown: namespace, entity, attempts," in " ".join(lines)
+
+    @pytest.mark.parametrize("columns", [80, 50])
+    @pytest.mark.parametrize("command", [["explain", "evt-1"], ["events", "show", "evt-1"], ["events", "list"]])
+    def test_the_reason_is_shown(
+        self, recorded: RecordedGate, tmp_path: Path, command: list[str], columns: int
+    ) -> None:
+        """The reasons of rows are shown on narrow terminals, and columns without any text are not."""
+        for body in ({"id": "evt-1", "n": 1}, {"id": "evt-1", "n": 1}, {"id": "evt-1", "n": 2}):
+            recorded.run(body)
+        shown = on_terminal(command, tmp_path, COLUMNS=str(columns), NO_COLOR="1")
+        assert max(map(len, shown.splitlines())) <= columns
+        rows = shown[shown.index(" (UTC)") :].split("\r\n\r\n")[0].splitlines()[1:]
+        headers = rows[0].split() if columns == 80 else [row.split()[0] for row in rows]
+        assert "reason" in headers
+        assert not {"delivery", "entity", "state"} & set(headers)
+
+    def test_sentences_are_folded_between_words(self, recorded: RecordedGate, tmp_path: Path) -> None:
+        """Sentences and facts are folded between words; the lines of a fact have the indent of its value."""
+        body = {"id": "evt-1", **{f"a_long_name_of_member_{number}": 1 for number in range(5)}}
+        recorded.run(body)
+        recorded.run(dict.fromkeys(body, 2) | {"id": "evt-1"})
+        shown = on_terminal(["explain", "evt-1"], tmp_path, COLUMNS="60", NO_COLOR="1").splitlines()
+        start = next(number for number, line in enumerate(shown) if line.startswith("difference "))
+        assert shown[start : start + 2] == [
+            f"difference{' ' * 8}a_long_name_of_member_0,",
+            f"{' ' * 18}a_long_name_of_member_1,",
+        ]
+        assert shown[0] == "Not run: evt-1 has the key of another event but different"
 
     def test_a_line_shorter_than_a_key(self, gate: Gate, tmp_path: Path) -> None:
         """On a terminal narrower than a key, the key is folded."""

@@ -14,8 +14,8 @@ import pytest
 from oncegate import Gate, keys, read
 from oncegate.cli import exit_codes
 from oncegate.cli.event_files import documents
-from oncegate.cli.output import Progress, rfc3339
-from oncegate.times import microseconds_of
+from oncegate.cli.output import Progress
+from oncegate.times import microseconds_of, rfc3339
 from tests.cli.conftest import Run, on_terminal
 
 SAMPLES = [each["document"] for each in json.loads((Path(__file__).parents[1] / "data" / "events.json").read_text())]

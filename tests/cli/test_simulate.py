@@ -91,6 +91,22 @@ def effects(folder: Path) -> list[str]:
 
 
 class TestSimulate:
+    def test_the_start(self, oncegate: Run, tmp_path: Path) -> None:
+        """`--start` is the time of the first event. Another start makes other events."""
+        starts = {"utc": "2026-10-31T08:00:00Z", "zone": "2026-10-31 09:00+01:00", "later": "2026-10-31T08:00:01Z"}
+        for name, start in starts.items():
+            traffic = ("--to", f"file://{name}", "--events", "5", "--seed", "5", "--start", start)
+            assert oncegate("simulate", *traffic)[0] == exit_codes.OK
+        sent = {name: (tmp_path / name).read_text() for name in starts}
+        assert "2026-10-31T08:00:00" in sent["utc"]
+        assert (sent["zone"] == sent["utc"], sent["later"] == sent["utc"]) == (True, False)
+
+    def test_an_invalid_start(self, oncegate: Run) -> None:
+        """The message names the value and shows a valid one."""
+        code, _, err = oncegate("simulate", "--to", "file://t", "--start", "soon")
+        assert code == exit_codes.USAGE
+        assert "'soon' is not a time; write it like 2026-01-31T09:30:00Z" in " ".join(err.split())
+
     def test_the_summary(self, oncegate: Run) -> None:
         """The output ends with the number of deliveries by kind, and with the seed."""
         code, out, err = oncegate("simulate", "--to", "file://traffic.jsonl", "--events", "30", "--seed", "5")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import pytest
 
 from oncegate import Gate
 from oncegate.cli import exit_codes
-from tests.cli.conftest import Run
+from tests.cli.conftest import RecordedGate, Run
 from tests.cli.test_commands import COMMANDS
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -40,7 +41,7 @@ def test_a_full_disk(tmp_path: Path, gate: Gate, command: str, unbuffered: str) 
     assert shell(tmp_path, f"{command} >/dev/full", PYTHONUNBUFFERED=unbuffered) == said
 
 
-@pytest.mark.parametrize("command", ["dlq list", "keys show 00", "serve --port 0"])
+@pytest.mark.parametrize("command", ["console --port 0", "dlq list", "keys show 00", "serve --port 0"])
 def test_no_stdout(tmp_path: Path, gate: Gate, command: str) -> None:
     """With stdout closed the command does nothing, because the next opened file would get its descriptor."""
     code, said = shell(tmp_path, f"{command} >&-")
@@ -76,6 +77,13 @@ PRINTING = {
     "explain --file events.jsonl": exit_codes.OK,
     "explain --file other.jsonl": exit_codes.NOT_FOUND,
     "explain --file other.jsonl --output json": exit_codes.NOT_FOUND,
+    "events list": exit_codes.OK,
+    "events list --output json": exit_codes.OK,
+    "events show evt-5": exit_codes.OK,
+    "events show no-such": exit_codes.NOT_FOUND,
+    "events export -": exit_codes.OK,
+    "events tail": exit_codes.OK,
+    "events tail --output json": exit_codes.OK,
     "read events.jsonl": exit_codes.OK,
     "read events.jsonl --output json": exit_codes.OK,
     "read /dev/null": exit_codes.FAILED,
@@ -83,6 +91,8 @@ PRINTING = {
     "doctor --store memory:// --output json": exit_codes.WARNINGS_FOUND,
     "infra template --name crm": exit_codes.OK,
     "keys list": exit_codes.OK,
+    "forget --entity conversation-1 --dry-run": exit_codes.OK,
+    "forget --entity conversation-1 --dry-run --output json": exit_codes.OK,
     "seed events.jsonl --dry-run --lines events": exit_codes.OK,
     "seed events.jsonl --dry-run --lines rows": exit_codes.USAGE,
     "simulate --to file://t.jsonl --events 3": exit_codes.OK,
@@ -111,8 +121,11 @@ def without_reader(folder: Path, command: str, *, also_stderr: bool, **environme
 
 @pytest.fixture
 def prepared(tmp_path: Path, gate: Gate, oncegate: Run) -> Path:
-    """A folder with a dead letter, event files and a truth file."""
+    """A folder with a dead letter, a journal, event files and a truth file."""
     gate.run({"id": "evt-1"}, lambda _event: 1 / 0)
+    with closing(RecordedGate(tmp_path)) as recorded:
+        recorded.run({"id": "evt-5"})
+    (tmp_path / "oncegate.toml").write_text('journal_payloads = "24h"\n')
     (tmp_path / "events.jsonl").write_text('{"id": "evt-1"}\n')
     (tmp_path / "other.jsonl").write_text('{"id": "other"}\n')
     (tmp_path / "app.py").write_text(
@@ -153,12 +166,15 @@ def test_the_work_is_completed(prepared: Path, gate: Gate, unbuffered: str) -> N
     key = gate.run({"id": "evt-2"}, lambda _event: None).key
     assert run(f"keys reset {key} --yes") == exit_codes.OK
     assert gate.run({"id": "evt-2"}, lambda _event: None).status == "processed"
+    key = gate.run({"id": "evt-3", "conversationId": "conversation-1"}, lambda _event: None).key
+    assert run("forget --entity conversation-1 --yes") == exit_codes.OK
+    assert gate.store.browse(key=bytes.fromhex(str(key)))[0].record.about.entity is None
 
 
 def test_every_command_is_here() -> None:
     """Every command that ends by itself and needs no AWS account is tested above."""
     tested = [*PRINTING, "dlq redrive", "dlq drop", "keys reset"]
-    others = {("serve",), ("work",), ("infra", "up"), ("infra", "down"), ("infra", "show")}
+    others = {("console",), ("serve",), ("work",), ("infra", "up"), ("infra", "down"), ("infra", "show")}
     for path, command in COMMANDS.items():
         if not isinstance(command, click.Group) and path not in others:
             assert any(line.startswith(" ".join(path)) for line in tested), f"add {' '.join(path)} to PRINTING"

@@ -24,12 +24,19 @@ _PARTS: Final = re.compile(rf"--\S+ (?!-){_WORD}|{_WORD}")
 # The headings of the help, in their order, with the parameters below them. A name that ends with _ is a prefix.
 # Parameters that are not listed are below "Options", which comes first.
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
-    "Address": ("serve_host", "serve_port", "serve_proxies", "serve_tls_cert", "serve_tls_key"),
+    "Address": (
+        *("serve_host", "serve_port", "serve_proxies", "serve_tls_cert", "serve_tls_key"),
+        *("console_host", "console_port"),
+    ),
+    "Console": ("console_",),
     "Handler": (
         *("serve_handler", "serve_forward", "serve_publish", "serve_mode"),
         *("work_handler", "work_forward", "work_publish", "handler", "handler_timeout", "threads"),
     ),
-    "Filters": ("id_", "type_", "entity", "state", "error", "newer_than", "older_than"),
+    "Filters": (
+        *("since", "until", "status", "kind", "id_", "type_", "entity", "place", "state", "error"),
+        *("newer_than", "older_than", "before"),
+    ),
     "Store": ("store", "namespace", "previous", "on_store_error", "breaker", "remember"),
     "Queue": ("work_batch", "work_wait", "work_visibility", "work_in_hand", "work_receivers", "work_drain"),
     "Key": ("key", "strategies", "on_missing_key", "unguarded_types"),
@@ -50,10 +57,11 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
         *("message_retention", "max_receives", "region", "endpoint"),
     ),
     "Lambda function": ("env", "lambda_"),
-    "Traffic": ("events", "rate", "seed", "delay", "window", "replay_file"),
+    "Traffic": ("events", "rate", "start", "seed", "delay", "window", "replay_file"),
     "Copies": ("copies", "reemit", "rewrap", "replay", "echo", "conflict", "invalid"),
     "Sending": ("url", "parallel", "patience"),
     "Monitoring": ("log", "serve_trace", "serve_metrics_"),
+    "Journal": ("journal", "journal_"),
     "Output": ("output", "limit", "truth"),
     _GENERAL: (CONFIG, "help", "version"),
 }

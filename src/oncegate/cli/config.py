@@ -13,9 +13,8 @@ from oncegate.cli.options import examine_settings, exit_on_problems, output_opti
 from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.cli.serve import check_tracing, check_unsigned_host, handler_of
 from oncegate.cli.work import WORKER_OPTIONS, check_work_option
-from oncegate.durations import spoken, times
+from oncegate.console.tokens import configured_tokens
 from oncegate.errors import MissingExtra, SettingError
-from oncegate.gate.options import DEFAULTS, validate
 from oncegate.service.config import check_keys, check_mode, metrics_verifier, proxies_of, tls_of, verifier_for
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
@@ -44,7 +43,9 @@ _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     tls_of: ["serve.tls_cert", "serve.tls_key"],
     proxies_of: ["serve.proxies"],
     metrics_verifier: ["serve.metrics_token_env", "serve.metrics_token_file"],
+    configured_tokens: ["console.token_env", "console.token_file"],
     Settings.check_store: ["store"],
+    Settings.recorder: ["store", "journal", "journal_payloads", "journal_max_age", "journal_max_size"],
     check_mode: ["store", "mode", "serve.mode"],
     check_keys: ["key", "serve.signature"],
 }
@@ -114,7 +115,7 @@ def _forwarding_problems(*routes: Settings) -> Iterator[str]:
 @output_option
 def show(settings: Settings, output: str) -> None:
     """Show each setting, its value and its origin. Secrets are masked."""
-    found, lasts = settings.shown(), _retry_times(settings)
+    found, lasts = settings.shown(), settings.retry_times()
     if output == "json":
         rest = {name: {"lasts": text} for name, text in lasts.items()}
         show_json(
@@ -125,20 +126,3 @@ def show(settings: Settings, output: str) -> None:
     show_table(("setting", "value", "from"), rows, essential=("setting", "value", "from"))
     for name, text in lasts.items():
         print_text(f"{name}: {text}")
-
-
-def _retry_times(settings: Settings) -> dict[str, str]:
-    """How long the inbox retries an event, by the name of the setting that decides this."""
-    config = validate({name: settings[name] for name in DEFAULTS})
-    if config.max_attempts is None:
-        attempts = "failures are not counted; an event that always fails is retried forever"
-    else:
-        least, most = config.attempts_last
-        attempts = (
-            f"an event that always fails becomes a dead letter after {times(config.max_attempts, 'attempt')},"
-            f" {spoken(least)} to {spoken(most)} after the first one, plus the time that its handler takes"
-        )
-    if config.retry_for is None:
-        return {"max_attempts": attempts, "retry_for": "unavailability counts as a failure (max_attempts)"}
-    retried = f"while what the handler calls is unavailable, an event is retried for {spoken(config.retry_for)}"
-    return {"max_attempts": attempts, "retry_for": f"{retried}, and then becomes a dead letter"}

@@ -2,66 +2,53 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from oncegate.carriers import delivery
-from oncegate.claims import DEAD, Address, Redrive, Reset
+from oncegate.claims import DEAD
 from oncegate.cli import exit_codes, options
 from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.handlers import load_handler
 from oncegate.cli.options import (
-    address_of,
     confirm,
     existing_store,
     find_record,
     namespace_of,
+    operator_log,
     output_option,
     read_only_store,
     record_options,
     store_options,
 )
-from oncegate.cli.output import (
-    Progress,
-    print_error,
-    print_text,
-    readable_time,
-    rfc3339,
-    show_facts,
-    show_json,
-    show_table,
-)
-from oncegate.cli.record_filter import (
-    Newest,
-    RecordFilter,
-    dead_letter_filter,
-    empty_listing,
-    limit_option,
-    list_newest,
-    print_listing,
-    scan_option,
-    time_of_dead_letters,
-)
-from oncegate.cli.records import fields, payload_text, sentence
+from oncegate.cli.output import Progress, print_error, print_text, show_facts, show_json, show_table
+from oncegate.cli.record_options import dead_letter_filter, limit_option, print_listing, scan_option
 from oncegate.durations import microseconds, times
 from oncegate.events import Event
 from oncegate.gate.handlers import Handler
-from oncegate.gate.job import is_call_reason
 from oncegate.gate.options import DEFAULTS, GateOptions
 from oncegate.gate.outcome import Outcome
 from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
+from oncegate.inspection.operators import (
+    BulkKind,
+    BulkRecord,
+    Selection,
+    UnrunnableEvents,
+    all_dead_letters,
+    change_dead_letters,
+    filter_text,
+)
+from oncegate.inspection.record_filter import RecordFilter, empty_listing, list_newest, time_of_dead_letters
+from oncegate.inspection.records import fields, payload_text, sentence
+from oncegate.journal import OperatorLog
 from oncegate.settings import Settings
-from oncegate.sources import understood
 from oncegate.stores.base import Entry, Store
+from oncegate.times import readable_time, rfc3339
 
-_PAGE = 100
 _PAUSE = "1ms"
-_MOST_KEYS = 3  # in a message
-_SHOWN_IN_DRY_RUN = 10
 
 
 @click.group(
@@ -91,13 +78,14 @@ def list_(settings: Settings, chosen: RecordFilter, limit: int, scan: int, outpu
     """
     with closing(read_only_store(settings)) as store:
         namespace = namespace_of(settings)
-        found = list_newest(_all_dead(store, namespace), chosen, limit, scan, "dead letters")
+        with Progress("dead letters") as progress:
+            found = list_newest(all_dead_letters(store, namespace), chosen, limit, scan, progress.update)
         print_listing(
             found,
             output,
             lambda entry: _fields(entry, chosen.time_of, rfc3339),
             lambda entries: _show_rows(entries, chosen.time_of),
-            lambda: empty_listing("dead letter", chosen, namespace, partial(_all_dead, store)),
+            lambda: empty_listing("dead letter", chosen, namespace, partial(all_dead_letters, store)),
             f" of {found.count:,}",
         )
 
@@ -138,33 +126,18 @@ def show(key: bytes, settings: Settings, output: str) -> None:
 # ── the dead letters that a command changes ───────────────────────────────────────────────────────────────
 
 
-class _Selection:
-    """The dead letters that `redrive` or `drop` changes. `namespaces` has also the namespaces of named events that were
-    redriven before and still wait."""
+def _print_count(selection: Selection) -> None:
+    verb = "matches" if len(selection.addresses) == 1 else "match"
+    print_text(f"{times(len(selection.addresses), 'dead letter')} {verb}.")
 
-    def __init__(self, time_of: Callable[[Entry], int]) -> None:
-        self.addresses: list[Address] = []
-        self.namespaces: set[str] = set()
-        self.newest = Newest(_SHOWN_IN_DRY_RUN, time_of)
-        self._time_of = time_of
 
-    def add(self, entry: Entry) -> None:
-        self.namespaces.add(entry.namespace)
-        if entry.record.state == DEAD:
-            self.addresses.append(address_of(entry))
-            self.newest.add(entry)
-
-    def print_count(self) -> None:
-        verb = "matches" if len(self.addresses) == 1 else "match"
-        print_text(f"{times(len(self.addresses), 'dead letter')} {verb}.")
-
-    def show_dry_run(self) -> None:
-        """Show the newest dead letters of the selection."""
-        if self.newest.entries:
-            _show_rows(self.newest.entries, self._time_of)
-        if more := len(self.addresses) - len(self.newest.entries):
-            print_text(f"Showing the newest {len(self.newest.entries)}; {more:,} more match.")
-        print_text("Dry run: nothing was changed.")
+def _show_dry_run(selection: Selection, time_of: Callable[[Entry], int]) -> None:
+    """Show the newest dead letters of the selection."""
+    if selection.newest:
+        _show_rows(selection.newest, time_of)
+    if more := len(selection.addresses) - len(selection.newest):
+        print_text(f"Showing the newest {len(selection.newest)}; {more:,} more match.")
+    print_text("Dry run: nothing was changed.")
 
 
 def _select(
@@ -175,7 +148,7 @@ def _select(
     entries = (
         (_dead(store, settings, key, or_waiting=or_waiting) for key in dict.fromkeys(keys))
         if keys
-        else _all_dead(store, namespace_of(settings))
+        else all_dead_letters(store, namespace_of(settings))
     )
     with Progress("dead letters") as progress:
         for count, entry in enumerate(entries, 1):
@@ -184,32 +157,23 @@ def _select(
                 yield entry
 
 
-def _all_dead(store: Store, namespace: str | None) -> Iterator[Entry]:
-    after = None
-    while page := store.dead_letters(namespace, after=after, limit=_PAGE):
-        yield from page
-        after = address_of(page[-1])
-
-
-_Change = TypeVar("_Change", Redrive, Reset)
-
-
-def _change(
-    addresses: Sequence[Address],
-    request: Callable[[Address], _Change],
-    write: Callable[[Sequence[_Change]], list[bool]],
-    verb: str,
-) -> int:
+def _change(store: Store, kind: BulkKind, selection: Selection, log: OperatorLog, chosen: str, verb: str) -> int:
     """Change the dead letters in batches. Prints how many were changed, even if the store fails during the change."""
-    done = 0
+    record = BulkRecord(log, kind, selection, chosen)
     try:
-        with Progress() as progress:
-            for start in range(0, len(addresses), _PAGE):
-                done += sum(write([request(address) for address in addresses[start : start + _PAGE]]))
-                progress.show(f"{done:,} of {len(addresses):,} {verb}")
+        with record, Progress() as progress:
+            for changed in change_dead_letters(store, kind, selection.addresses):
+                record.add(changed)
+                progress.show(f"{record.done:,} of {len(selection.addresses):,} {verb}")
     finally:
-        print_text(f"{done} {verb}.")
-    return done
+        print_text(f"{record.done} {verb}.")
+    return record.done
+
+
+def _choice(settings: Settings, keys: Sequence[bytes], chosen: RecordFilter) -> str:
+    """How the dead letters were chosen, for the record of the action."""
+    named = f"{times(len(keys), 'key')}, " if keys else ""
+    return f"{named}{filter_text(chosen, namespace_of(settings))}".removesuffix(", all")
 
 
 def _check_count(wanted: int, done: int, verb: str) -> None:
@@ -288,19 +252,20 @@ def redrive(
     _require_choice(wanted, chosen, all_)
     call = None if handler is None else load_handler(handler, "--handler")
     with closing(_open(settings, dry_run=dry_run)) as store:
-        selection, warnings = _Selection(chosen.time_of), _Warnings(settings)
+        selection, unrunnable = Selection(chosen.time_of), UnrunnableEvents(settings)
         for entry in _select(store, settings, wanted, chosen, or_waiting=True):
             selection.add(entry)
-            warnings.add(entry)
-        selection.print_count()
+            unrunnable.add(entry)
+        _print_count(selection)
         if dry_run:
-            warnings.print_all()
-            selection.show_dry_run()
+            _print_all(unrunnable.warnings())
+            _show_dry_run(selection, chosen.time_of)
             return
         if len(selection.addresses) > 1 and (all_ or not chosen.is_empty) and not yes and sys.stdin.isatty():
             confirm(f"Redrive {times(len(selection.addresses), 'dead letter')}?")
-        redriven = _change(selection.addresses, lambda at: Redrive(at.namespace, at.key), store.redrive, "redriven")
-        warnings.print_all()
+        with operator_log(settings) as log:
+            redriven = _change(store, "redrive", selection, log, _choice(settings, wanted, chosen), "redriven")
+        _print_all(unrunnable.warnings())
         failed = 0
         if call is not None:
             names = selection.namespaces | (_namespaces(settings) if all_ else set())
@@ -311,48 +276,9 @@ def redrive(
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-class _Warnings:
-    """The dead letters that no handler can run: calls of functions that `once` guards, and events that cannot be
-    read."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._hints = settings.hints()
-        self._calls = _Few()
-        self._unreadable = _Few()
-
-    def add(self, entry: Entry) -> None:
-        if entry.record.state != DEAD:
-            return
-        if is_call_reason(entry.record.about):
-            self._calls.add(entry.key.hex())
-        elif (problem := understood(delivery(entry.record.payload), self._hints).problem) is not None:
-            self._unreadable.add(f"{entry.key.hex()} ({problem})")
-
-    def print_all(self) -> None:
-        if self._calls.count:
-            count = times(self._calls.count, "call")
-            print_text(f"{count} of a function cannot be redriven and will become a dead letter again: {self._calls}.")
-            print_text("Only a caller of the function can run it. Drop these with `dlq drop`; the next call then runs.")
-        if self._unreadable.count:
-            count = times(self._unreadable.count, "event")
-            print_text(f"{count} cannot be read and will become a dead letter again: {self._unreadable}.")
-            print_text("Correct the [read] settings, or let the sender send the event again. Then use `dlq drop`.")
-
-
-class _Few:
-    """Counts texts, and names the first of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first: list[str] = []
-
-    def add(self, text: str) -> None:
-        self.count += 1
-        if len(self._first) < _MOST_KEYS:
-            self._first.append(text)
-
-    def __str__(self) -> str:
-        return ", ".join([*self._first, *(["…"] if self.count > len(self._first) else [])])
+def _print_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        print_text(line)
 
 
 def _namespaces(settings: Settings) -> set[str]:
@@ -419,16 +345,15 @@ def drop(
     """
     _require_choice(wanted, chosen, all_)
     with closing(_open(settings, dry_run=dry_run)) as store:
-        selection = _Selection(chosen.time_of)
+        selection = Selection(chosen.time_of)
         for entry in _select(store, settings, wanted, chosen):
             selection.add(entry)
-        selection.print_count()
+        _print_count(selection)
         if dry_run:
-            selection.show_dry_run()
+            _show_dry_run(selection, chosen.time_of)
             return
         if selection.addresses and not yes:
             confirm(f"Delete {times(len(selection.addresses), 'dead letter')} with the payload?")
-        dropped = _change(
-            selection.addresses, lambda at: Reset(at.namespace, at.key, only_dead=True), store.reset, "dropped"
-        )
+        with operator_log(settings) as log:
+            dropped = _change(store, "drop", selection, log, _choice(settings, wanted, chosen), "dropped")
     _check_count(len(selection.addresses), dropped, "dropped")

@@ -1,6 +1,5 @@
 """`oncegate doctor`: check a deployment, its store and the settings."""
 
-from collections import Counter
 from typing import Final
 
 import click
@@ -11,18 +10,15 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.options import output_option, with_settings
 from oncegate.cli.output import print_text, show_facts, show_json, show_table
-from oncegate.doctor.facts import Facts, RouteFacts, Unread
+from oncegate.doctor.facts import Facts, Unread
 from oncegate.doctor.findings import Finding
-from oncegate.doctor.rules import RULES, check, unchecked
-from oncegate.doctor.store_facts import read_store
-from oncegate.durations import microseconds, times
+from oncegate.doctor.rules import RULES, check, summary, unchecked
+from oncegate.doctor.settings_facts import settings_facts, with_store
 from oncegate.errors import MissingExtra
-from oncegate.gate.options import DEFAULTS, validate
-from oncegate.service.config import is_described, routes_of
 from oncegate.service.log import console_for
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS, STORE
-from oncegate.text import masked, on_one_line
+from oncegate.text import on_one_line
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _CODES: Final = {"error": exit_codes.ERRORS_FOUND, "warning": exit_codes.WARNINGS_FOUND}
@@ -86,23 +82,8 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
 def _facts_of_settings(settings: Settings, parts: dict[str, str | None]) -> Facts:
     """The facts about the settings and their store. The default store is not read if parts of a deployment are
     named."""
-    visibility = microseconds(settings["work.visibility"], "work.visibility")
-    config = validate({name: settings[name] for name in DEFAULTS})
-    facts = Facts(config=config, routes=_routes(settings), worker_visibility=visibility)
-    if settings.chosen("store") is None and _names_part(parts):
-        return facts
-    reading = read_store(settings["store"], masked(settings["store"]))
-    return replace(facts, store=reading.store, redis=reading.redis, clocks=reading.clocks)
-
-
-def _routes(settings: Settings) -> tuple[RouteFacts, ...]:
-    """The routes of the service, if the settings describe a service."""
-    if not is_described(settings):
-        return ()
-    return tuple(
-        RouteFacts(path=path, key=route["key"], signature=route["serve.signature"])
-        for path, route in routes_of(settings).items()
-    )
+    facts = settings_facts(settings)
+    return facts if settings.chosen("store") is None and _names_part(parts) else with_store(facts, settings)
 
 
 def _with_deployment(
@@ -145,7 +126,7 @@ def _show(facts: Facts, found: Findings) -> None:
         for rule, finding in found:
             _explain(rule, finding)
         print_text("")
-    print_text(f"{_summary(facts, found)} {_left_out(facts)}".rstrip())
+    print_text(summary(facts, found))
 
 
 def _checked_parts(facts: Facts) -> str:
@@ -170,20 +151,3 @@ def _explain(rule: str, finding: Finding) -> None:
         lines["keep"] = f"The command changes only this shell. To keep the change, write {finding.keep}."
     for label, text in lines.items():
         console.print(Text.assemble("  ", (label.ljust(6), "dim"), f"  {on_one_line(text)}"))
-
-
-def _summary(facts: Facts, found: Findings) -> str:
-    if not found:
-        checked = len(RULES) - len(unchecked(facts))
-        return f"No problem found: {checked} of {len(RULES)} rules were checked."
-    counts = {severity: sum(finding.severity == severity for _, finding in found) for severity in _COLOURS}
-    return f"{', '.join(times(count, severity) for severity, count in counts.items() if count)}."
-
-
-def _left_out(facts: Facts) -> str:
-    """How many rules were not checked, and why."""
-    missing = Counter(unchecked(facts).values())
-    if not missing:
-        return ""
-    named = ", ".join(f"no {part} ({count})" for part, count in missing.items())
-    return f"{times(missing.total(), 'rule')} could not be checked: {named}."

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from oncegate.claims import COMPLETED, DEAD, Reset
+from oncegate.claims import COMPLETED, DEAD
 from oncegate.cli import exit_codes, options
 from oncegate.cli.commands import EXAMPLE_KEY, CliGroup
 from oncegate.cli.options import (
@@ -16,34 +16,21 @@ from oncegate.cli.options import (
     existing_store,
     find_record,
     namespace_of,
+    operator_log,
     output_option,
     read_only_store,
     record_options,
     store_options,
 )
-from oncegate.cli.output import (
-    print_error,
-    print_text,
-    readable_time,
-    show_facts,
-    show_json,
-    show_table,
-    state_name,
-)
-from oncegate.cli.record_filter import (
-    STATES,
-    RecordFilter,
-    empty_listing,
-    limit_option,
-    list_newest,
-    print_listing,
-    scan_option,
-    type_option,
-)
-from oncegate.cli.records import NOT_CONSUMED, fields, sentence, stage_records
+from oncegate.cli.output import Progress, print_error, print_text, show_facts, show_json, show_table
+from oncegate.cli.record_options import limit_option, print_listing, scan_option, type_option
+from oncegate.inspection.operators import CACHED, about_reset, reset_record
+from oncegate.inspection.record_filter import STATES, RecordFilter, empty_listing, list_newest
+from oncegate.inspection.records import NOT_CONSUMED, fields, sentence, stage_records, state_name
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry
 from oncegate.stores.base import scan as all_records
+from oncegate.times import readable_time
 
 
 @click.group(
@@ -82,7 +69,8 @@ def list_(
     chosen = RecordFilter(state=None if state is None else STATES[state], type=type_, entity=entity)
     with closing(read_only_store(settings)) as store:
         namespace = namespace_of(settings)
-        found = list_newest(all_records(store, namespace), chosen, limit, scan, "records")
+        with Progress("records") as progress:
+            found = list_newest(all_records(store, namespace), chosen, limit, scan, progress.update)
         # The note has no total: the scan of some stores may yield a record twice.
         empty = partial(empty_listing, "record", chosen, namespace, partial(all_records, store))
         print_listing(found, output, fields, _show_rows, empty)
@@ -136,7 +124,8 @@ def reset(key: bytes, settings: Settings, yes: bool) -> None:
     """Delete the record of KEY. The next delivery of its event then runs like a new event.
 
     A dead letter is not deleted: use `oncegate dlq redrive KEY` to run its event again, or `oncegate dlq drop KEY` to
-    delete it with its payload. If the event of KEY waits to be run, its stored payload is deleted too.
+    delete it with its payload. If the event of KEY waits to be run, its stored payload is deleted too. The event is
+    then lost unless it is delivered again.
     """
     with closing(existing_store(settings)) as store:
         entry = find_record(store, settings, key)
@@ -146,15 +135,14 @@ def reset(key: bytes, settings: Settings, yes: bool) -> None:
                 f" run it again, or oncegate dlq drop {key.hex()} to delete it with its payload"
             )
             raise click.exceptions.Exit(exit_codes.USAGE)
-        print_text(sentence(entry.record))
-        for each in stage_records(store, entry):
-            print_text(f"The event was published. Its consumer uses the key {each.key.hex()}; reset that key too.")
+        for line in about_reset(store, entry):
+            print_text(line)
         if not yes:
             payload = "" if entry.record.payload is None else " and the stored payload"
             confirm(f"Delete this record{payload}, so that the next delivery runs?")
-        (done,) = store.reset([Reset(entry.namespace, key)])
+        with operator_log(settings) as log:
+            done = reset_record(store, entry, log)
     if not done:
         print_error(f"another process deleted the record of {key.hex()} before this command did")
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
-    cached = " Running processes may cache its completion for up to a minute."
-    print_text(f"Deleted {key.hex()}.{cached if entry.record.state == COMPLETED else ''}")
+    print_text(f"Deleted {key.hex()}.{f' {CACHED}' if entry.record.state == COMPLETED else ''}")

@@ -9,9 +9,12 @@ from oncegate import __version__
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliGroup
 from oncegate.cli.config import config
+from oncegate.cli.console import console
 from oncegate.cli.dlq import dlq
 from oncegate.cli.doctor import doctor
+from oncegate.cli.events import events
 from oncegate.cli.explain import explain
+from oncegate.cli.forget import forget
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import print_error, print_note
@@ -43,13 +46,16 @@ def cli() -> None:
 
 cli.add_command(serve)
 cli.add_command(work)
+cli.add_command(console)
 cli.add_command(read)
 cli.add_command(simulate)
 cli.add_command(verify)
 cli.add_command(explain)
+cli.add_command(events)
 cli.add_command(keys)
 cli.add_command(seed)
 cli.add_command(dlq)
+cli.add_command(forget)
 cli.add_command(config)
 cli.add_command(infra)
 cli.add_command(doctor)

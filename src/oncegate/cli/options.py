@@ -1,8 +1,11 @@
 """Options and helpers that several commands share."""
 
+import os
+import pwd
 import select
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import wraps
 from math import isnan
 from typing import Any, TypeVar
@@ -12,10 +15,10 @@ from click.shell_completion import CompletionItem
 from msgspec.structs import replace
 
 from oncegate.canonical import HASH_SIZE
-from oncegate.claims import Address
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CONFIG, chosen_config
-from oncegate.cli.output import print_error, print_text
+from oncegate.cli.output import print_error, print_note, print_text
+from oncegate.journal import OperatorLog
 from oncegate.settings import Settings, examine
 from oncegate.settings.parsing import as_text, shown
 from oncegate.settings.routes import UNSIGNED
@@ -31,6 +34,7 @@ _METAVARS = {
     "names": "NAME,…",
     "url": "URL",
     "place": "URL",
+    "journal": "URL",
     "function": "MODULE:FUNCTION",
     "strategy": "STRATEGY",
 }
@@ -38,7 +42,7 @@ _METAVARS = {
 # Settings that name files.
 _FILES = frozenset(
     {
-        *("serve.tls_cert", "serve.tls_key", "serve.secret_file", "serve.metrics_token_file"),
+        *("serve.tls_cert", "serve.tls_key", "serve.secret_file", "serve.metrics_token_file", "console.token_file"),
         *("forward.headers", "forward.ca", "forward.certificate", "forward.certificate_key"),
     }
 )
@@ -195,6 +199,20 @@ def namespace_of(settings: Settings) -> str | None:
     return chosen
 
 
+@contextmanager
+def operator_log(settings: Settings) -> Iterator[OperatorLog]:
+    """The record of what the user of this command does. It never hides the result of the command: if the journal cannot
+    be written, a note says so. A command has no log."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run with a number that has no name
+        user = f"user {os.getuid()}"
+    with closing(settings.operator_log(f"{user}@{os.uname().nodename} (command)", is_logged=False)) as log:
+        yield log
+    if log.problem is not None and not log.is_missing:
+        print_note(f"The journal has no record of this command: {log.problem}")
+
+
 def find_record(store: Store, settings: Settings, key: bytes) -> Entry:
     """The record of a key. Exits if the key has no record, or has records in several namespaces."""
     namespace = namespace_of(settings)
@@ -210,7 +228,3 @@ def find_record(store: Store, settings: Settings, key: bytes) -> Entry:
         names = ", ".join(entry.namespace for entry in entries)
         raise click.UsageError(f"{key.hex()} exists in several namespaces ({names}); choose one with --namespace")
     return entries[0]
-
-
-def address_of(entry: Entry) -> Address:
-    return Address(entry.namespace, entry.key)

@@ -2,9 +2,8 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import timedelta
-from textwrap import fill, indent
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from textwrap import indent, wrap
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +17,8 @@ from oncegate.clocks import since_boot
 from oncegate.gate.observers import escaped
 from oncegate.service.log import console_for
 from oncegate.text import clean, on_one_line
-from oncegate.times import EPOCH
 
-_WIDE = 150  # a terminal with at least this width shows all columns, with folded cells if needed
+_WIDE = 150  # a terminal with at least this width shows all columns if they fit when cells are folded
 _GAP = 2
 _MOST_INDENT = 4
 _NARROWEST = 8  # a column that would be narrower than this is left out
@@ -31,45 +29,43 @@ _KEPT = 3  # essential columns that are folded before they are left out
 _PIECES = re.compile(r"[^,.-]*[,.-]|[^,.-]+")  # a long id or type is folded after these characters
 _KEY = "key"
 _TYPE = "type"
+_REASON = "reason"
+_LEAST_REASON = 24  # a sentence in a narrower column has too many lines
+_JSON_STARTS = ("{", "[")
 _PROGRESS_AFTER = 1_000_000  # microseconds
 _PROGRESS_EVERY = 200_000
-_STATES = {"P": "in progress", "R": "waiting", "C": "completed", "D": "dead letter"}
 _COLOURS = {"in progress": "yellow", "waiting": "cyan", "completed": "green", "dead letter": "red"}
-
-
-def state_name(state: str) -> str:
-    return _STATES[state]
-
-
-def readable_time(time_us: int | None, *, sep: str = " ", exact: bool = False) -> str | None:
-    """A time of a store in UTC, to the millisecond. `exact`: to the microsecond if the time has microseconds."""
-    if time_us is None:
-        return None
-    when = EPOCH + timedelta(microseconds=time_us)
-    unit = "microseconds" if exact and time_us % 1_000 else "milliseconds"
-    return when.isoformat(sep=sep, timespec=unit).replace("+00:00", "Z")
-
-
-def rfc3339(time_us: int | None) -> str | None:
-    """A time of a store for programs: RFC 3339, without loss of precision."""
-    return readable_time(time_us, sep="T", exact=True)
 
 
 # ── text and JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def print_text(text: str) -> None:
+    """Print a line. On a terminal, a line that does not fit is folded between words."""
+    print("\n".join(_lines(on_one_line(text))))
+
+
+def print_copyable(text: str) -> None:
+    """Print a line that is not folded, because it is copied, such as a line of the settings file."""
     print(on_one_line(text))
 
 
 def print_indented(text: str, indent: int) -> None:
     """Print a line with an indent. On a terminal, the indent is at most 4, and a line that does not fit is folded."""
-    line = on_one_line(text)
+    first = " " * (min(indent, _MOST_INDENT) if sys.stdout.isatty() else indent)
+    before = first
+    for line in _lines(on_one_line(text), len(first) + 2):
+        print(f"{before}{line}")
+        before = f"{first}  "
+
+
+def _lines(line: str, indent: int = 0) -> list[str]:
+    """The line, folded between words so that it fits into a terminal with this indent. Words are not folded, because
+    they may be copied."""
     if not sys.stdout.isatty():
-        print(f"{' ' * indent}{line}")
-        return
-    first, width = " " * min(indent, _MOST_INDENT), console_for().width
-    print(fill(line, width, initial_indent=first, subsequent_indent=f"{first}  ", break_on_hyphens=False))
+        return [line]
+    room = max(console_for().width - indent, _NARROWEST)
+    return wrap(line, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def print_note(text: str) -> None:
@@ -120,7 +116,8 @@ def show_table(
     important column first. Essential columns after the third are left out if an id would have to be folded otherwise.
     If the terminal is still too narrow, ids are folded, and then the last of these columns are left out. If a required
     column would be left out, each row is printed with one essential column per line instead. A line below the table
-    names the missing columns. In a pipe, all columns are printed.
+    names the missing columns. A column without any text is shown only if it is required. In a pipe, all columns are
+    printed.
     """
     texts = _texts(rows)
     if not sys.stdout.isatty():
@@ -131,9 +128,10 @@ def show_table(
         _Column(header, [row[index] for row in texts], is_first=not index, is_required=header in required)
         for index, header in enumerate(headers)
     ]
-    used = [column for column in columns if column.header in essential or any(column.cells)]
+    used = [column for column in columns if any(column.cells) or column.is_required or not rows]
     wanted = shown = used
-    if console.width < _WIDE and sum(column.width + _GAP for column in used) - _GAP > console.width:
+    room = _total(column.least if console.width >= _WIDE else column.width for column in used)
+    if room > console.width:
         wanted = [column for column in used if column.header in essential]
         shown = _fitting(wanted, essential, console.width)
     if any(column.is_required and column not in shown for column in used):
@@ -141,7 +139,7 @@ def show_table(
         _print_rows(shown)
     else:
         _print_table(console, shown)
-    missing = [column.header for column in used if column not in shown and any(column.cells)]
+    missing = [column.header for column in used if column not in shown]
     if missing:
         console.print(Text(f"Columns not shown: {', '.join(missing)}. Use a wider terminal or a pipe.", "dim"))
 
@@ -149,7 +147,7 @@ def show_table(
 class _Column:
     """A column, its width, the least width at which no id is folded (`whole`), and the least width to which its cells
     may be folded (`least`). Keys and short labels are not folded. Types are folded at dots. A required column is not
-    folded within a word, unless the word is long."""
+    folded within a word, unless the word is long. A reason is a sentence, so it gets more room than an id."""
 
     def __init__(self, header: str, cells: list[str], *, is_first: bool, is_required: bool) -> None:
         self.header, self.cells, self.is_required = header, cells, is_required
@@ -161,6 +159,8 @@ class _Column:
             self.least = max(self.least, min(max(map(cell_len, words), default=0), _LONGEST_WORD))
         if header == _TYPE:
             words = [piece for word in words for piece in _PIECES.findall(word)]
+        if header == _REASON:
+            self.least = max(self.least, min(self.width, _LEAST_REASON))
         self.whole = max(self.least, *(size for word in words if (size := cell_len(word)) <= _LONGEST_ID), 0)
 
 
@@ -260,14 +260,20 @@ def _print_plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def show_facts(facts: dict[str, Any]) -> None:
     """Print one fact per line. Facts that are None are left out. If a value has several lines, the lines after the
-    first are indented."""
-    known = {name: str(value).splitlines() or [""] for name, value in facts.items() if value is not None}
-    width = max(len(name) for name in known)
+    first are indented. On a terminal, a long text is folded between words. JSON is not folded, because it may be
+    copied."""
+    width = max(len(name) for name, value in facts.items() if value is not None)
+    known = {name: list(_fact_lines(str(value), width + 2)) for name, value in facts.items() if value is not None}
     console = console_for()
     for name, (first, *others) in known.items():
         console.print(Text.assemble((name.ljust(width), "dim"), "  ", (clean(first), _COLOURS.get(first, ""))))
         for line in others:
             console.print(Text(f"{' ' * (width + 2)}{clean(line)}"))
+
+
+def _fact_lines(value: str, indent: int) -> Iterator[str]:
+    for line in value.splitlines() or [""]:
+        yield from [line] if line.startswith(_JSON_STARTS) else _lines(line, indent)
 
 
 class Progress:

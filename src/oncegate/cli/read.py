@@ -11,16 +11,24 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.event_files import FoundEvent, check_readable, events_of
 from oncegate.cli.options import number, output_option, with_settings
-from oncegate.cli.output import print_indented, print_text, readable_time, rfc3339, show_json_stream, show_table
-from oncegate.cli.similar_events import SimilarEvents, alias_setting
-from oncegate.cli.strategy_comparison import Column, Group, Made, NamedStrategy, StrategyComparison, advice, listed
+from oncegate.cli.output import print_copyable, print_indented, print_text, show_json_stream, show_table
 from oncegate.durations import spoken, times
 from oncegate.errors import SettingError
 from oncegate.events import Event
+from oncegate.inspection.similar_events import SimilarEvents, alias_setting
+from oncegate.inspection.strategy_comparison import (
+    Column,
+    Group,
+    Made,
+    NamedStrategy,
+    StrategyComparison,
+    advice,
+    listed,
+)
 from oncegate.settings import Settings
 from oncegate.settings.parsing import strategy_of
 from oncegate.settings.schema import READ
-from oncegate.times import microseconds_of
+from oncegate.times import microseconds_of, readable_time, rfc3339
 
 _ALWAYS = ("auto", "event_id", "content", 'state_change("500ms")')
 _MOST_GROUPS = 10
@@ -195,7 +203,7 @@ def _show_similar(comparison: StrategyComparison, similar: SimilarEvents) -> Non
         print_text(f"{listed(pair.events)} report the states {states} of one entity, {spoken(pair.apart)} apart")
     if names:
         print_text("If these names mean the same state, set this key, or try it with --key:")
-        print_text(f"    {_setting(alias_setting(names))}")
+        print_copyable(f"    {_setting(alias_setting(names))}")
     if same or names:
         print()
 

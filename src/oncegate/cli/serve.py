@@ -1,7 +1,6 @@
 """`oncegate serve`: receive events over HTTP and run each once."""
 
 import errno
-import ipaddress
 import os
 import socket
 import sys
@@ -17,14 +16,15 @@ from oncegate.cli.handlers import abandon, chosen_handler
 from oncegate.cli.options import with_settings
 from oncegate.cli.output import print_error
 from oncegate.cli.streams import unbuffer
+from oncegate.console.tokens import Login, is_loopback, login_of
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.gate import JsonLog
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer
-from oncegate.service.config import check_service, has_handler, is_open, routes_of, tls_of
+from oncegate.service.config import check_service, has_handler, is_open, tls_of
 from oncegate.service.log import announce, pretty_line
 from oncegate.settings import Settings
-from oncegate.settings.routes import UNSIGNED
+from oncegate.settings.routes import UNSIGNED, routes_of
 from oncegate.settings.schema import SETTINGS, TABLES
 from oncegate.text import masked
 
@@ -39,7 +39,7 @@ from oncegate.text import masked
         "oncegate serve --signature standard-webhooks --secret-env WEBHOOK_SECRET --handler app:on_event",
     ),
 )
-@with_settings(*TABLES["serve"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
+@with_settings(*TABLES["serve"], SETTINGS["console.enabled"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
 def serve(settings: Settings) -> None:
     """Receive events at POST /events and POST /events/ROUTE, and run each event once.
 
@@ -54,20 +54,23 @@ def serve(settings: Settings) -> None:
         route.check_previous(connect=True)
     server, service_module = _service_modules()
     handlers = {path: handler_of(route) for path, route in routes_of(settings).items()}
-    service = service_module.Service(settings, handlers, _observers(settings))
+    service = service_module.Service(settings, handlers, _observers(settings), settings.recorder())
     host = settings["serve.host"]
     try:
-        scheme = "http" if tls_of(settings) is None else "https"
-        listener = _listen(host, settings["serve.port"])
-        metrics = _metrics_listener(settings)
+        tls_of(settings)
+        listener = listen(settings, "serve.host", "serve.port")
+        metrics = None
+        if settings["serve.metrics_host"] is not None:
+            metrics = listen(settings, "serve.metrics_host", "serve.metrics_port")
+        login = login_of(settings, host, can_show=sys.stderr.isatty()) if settings["console.enabled"] else None
     except BaseException:  # the service does not start, so it must release its store
         service.close()
         raise
-    url = f"{scheme}://{_in_url(host)}:{listener.getsockname()[1]}"
-    metrics_url = None
-    if metrics is not None:
-        metrics_url = f"{scheme}://{_in_url(settings['serve.metrics_host'])}:{metrics.getsockname()[1]}/metrics"
-    announce("oncegate.service", *welcome(settings, url, metrics_url))
+    url = url_of(settings, host, listener)
+    if login is not None and login.tokens:
+        service.add_console(login.tokens, url)
+    metrics_url = None if metrics is None else f"{url_of(settings, settings['serve.metrics_host'], metrics)}/metrics"
+    announce("oncegate.service", *welcome(settings, url, metrics_url, login))
     unbuffer()
     with suppress(KeyboardInterrupt):  # Ctrl-C is the normal way to stop
         server.run(service, settings, listener, metrics)
@@ -85,25 +88,32 @@ A new event is {done}. A copy of it is a duplicate. {stop}"""
 _STORED = "stored for `oncegate work inbox --handler …`."
 
 
-def welcome(settings: Settings, url: str, metrics_url: str | None = None) -> tuple[str, str]:
-    """The facts of the start message, and the hint that follows on a terminal."""
+def welcome(
+    settings: Settings, url: str, metrics_url: str | None = None, login: Login | None = None
+) -> tuple[str, str]:
+    """The facts of the start message, and the hint that follows on a terminal. The token of the console is only in the
+    hint, because the facts may go to a log."""
     routes = routes_of(settings)
     idle = [path for path, route in routes.items() if not has_handler(route)]
     lines = [f"Oncegate {__version__} listens on {url} with the store {masked(settings['store'])}."]
     if metrics_url is not None:
         lines.append(f"Metrics are at {metrics_url}.")
+    if login is not None:
+        lines.append(login.facts(f"{url}/console"))
+    token = "" if login is None else login.hint
     if is_open(settings) and not settings.routes:
         lines.append("No signature is checked: every process on this machine can send events.")
         if idle:
             lines.append(f"No handler: events are {_STORED}")
-        return "\n".join(lines), _TRY.format(url=url, done="stored" if idle else "stored and run", stop=_STOP)
+        done = "stored" if idle else "stored and run"
+        return "\n".join(lines), token + _TRY.format(url=url, done=done, stop=_STOP)
     for path, route in routes.items():
         scheme = route["serve.signature"]
         signature = "unsigned: anyone who can reach it can send" if scheme == UNSIGNED else f"signature: {scheme}"
         lines.append(f"  POST {url}{path}  {signature}{'; no handler' if path in idle else ''}")
     if idle:
         lines.append(f"Events of routes without a handler are {_STORED}")
-    return "\n".join(lines), _STOP
+    return "\n".join(lines), token + _STOP
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler | None:
@@ -153,31 +163,23 @@ def check_unsigned_host(settings: Settings) -> None:
     if not any(is_open(route) for route in routes_of(settings).values()):
         return
     host = settings["serve.host"]
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not is_loopback(host):
         raise SettingError(
             f"{settings.where('serve.host')} {host}: no signature is checked, so anyone who can reach this address can"
             f" send events; set serve.signature (--signature SCHEME), or allow this with --signature {UNSIGNED}"
         )
 
 
-def _metrics_listener(settings: Settings) -> socket.socket | None:
-    host = settings["serve.metrics_host"]
-    return None if host is None else _listen(host, settings["serve.metrics_port"], "metrics_")
-
-
-def _listen(host: str, port: int, prefix: str = "") -> socket.socket:
-    """`prefix` is the common start of the names of the two settings that have the host and the port."""
+def listen(settings: Settings, host_setting: str, port_setting: str) -> socket.socket:
+    """A listener on the address of these two settings. If it cannot listen, the command exits with an error."""
+    host, port = settings[host_setting], settings[port_setting]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
         bad_host = _is_about_host(error)
         why = "unknown host or address" if bad_host else os.strerror(getattr(error, "errno", None) or 0)
-        setting = SETTINGS[f"serve.{prefix}{'host' if bad_host else 'port'}"]
+        setting = SETTINGS[host_setting if bad_host else port_setting]
         print_error(
             f"cannot listen on {host} port {port}: {why}; choose another with {setting.flag}, {setting.variable} or"
             f" {setting.path} in the settings file"
@@ -192,5 +194,6 @@ def _is_about_host(error: OSError | UnicodeError) -> bool:
     return error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0  # errors of name lookup are negative
 
 
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def url_of(settings: Settings, host: str, listener: socket.socket) -> str:
+    scheme = "http" if settings["serve.tls_cert"] is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

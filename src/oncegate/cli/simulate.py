@@ -27,6 +27,7 @@ from oncegate.simulate.sender import Sender, Summary
 from oncegate.simulate.targets import STDOUT, goes_to_stdout, is_bus, open_target
 from oncegate.simulate.traffic import Plan, PlannedDelivery, deliveries, recorded_deliveries
 from oncegate.simulate.truth import TruthFile
+from oncegate.times import microseconds_of, moment
 
 _KINDS: Final = get_args(Kind)
 _SEEDS: Final = 10**9
@@ -35,7 +36,7 @@ _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
 _DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
-_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid")
+_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid", "start")
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -47,6 +48,14 @@ def _copies(written: str) -> tuple[int, int]:
     if not 1 <= least <= most:
         raise click.BadParameter(f"{written!r} is not a number of copies; write it like 2 or 1..3")
     return least, most
+
+
+def _time(written: str) -> int:
+    """The time in milliseconds."""
+    found = moment(written)
+    if found is None:
+        raise click.BadParameter(f"{written!r} is not a time; write it like 2026-01-31T09:30:00Z")
+    return microseconds_of(found) // 1_000
 
 
 class _ShareOrFile(FileName):
@@ -126,6 +135,14 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
 @_share("invalid", _DEFAULTS.invalid, "Share of events with an additional delivery that cannot be read.")
 @click.option("--delay", metavar="DURATION", help="Longest delay of a delivery, to change the order.  [default: none]")
 @click.option(
+    "--start",
+    type=_time,
+    metavar="TIME",
+    default="2026-01-05T09:00:00Z",
+    show_default=True,
+    help="Time of the first event.",
+)
+@click.option(
     "--seed", type=number(0, _MOST_SEED), metavar="NUMBER", help="Repeat the traffic of this seed.  [default: random]"
 )
 @click.option("--truth", type=FileName(), metavar="FILE", help="Write the truth file that oncegate verify needs.")
@@ -172,13 +189,14 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
 
 
 def _plan(
-    url: str, *, events: int, rate: float, window: str, delay: str | None, seed: int | None, **shares: Any
+    url: str, *, events: int, rate: float, window: str, delay: str | None, start: int, seed: int | None, **shares: Any
 ) -> Plan:
     copy_options = CopyOptions(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
     return Plan(
         events=events,
         rate=rate,
         delay=0 if delay is None else microseconds(delay, "--delay"),
+        start=start,
         seed=randbelow(_SEEDS) if seed is None else seed,
         copy_options=copy_options,
     )

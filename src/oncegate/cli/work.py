@@ -26,9 +26,10 @@ from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.worker import Figures, Worker
-from oncegate.service.config import routes_of
+from oncegate.journal import Recorder
 from oncegate.service.log import announce, console_for, handler_for, stack_lines
 from oncegate.settings import Settings
+from oncegate.settings.routes import name_of, routes_of
 from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
 from oncegate.text import clean, masked, on_one_line, quoted
 
@@ -126,12 +127,17 @@ def work(place: str, settings: Settings) -> None:
     figures = LiveFigures() if _shows_figures(settings) else None
     observers = _observers(settings, figures)
     with ExitStack() as stack:
+        recorder = settings.recorder()
+        if recorder is not None:
+            stack.callback(recorder.close)
+            recorder.start()
         if place == _INBOX:
-            worker = open_inboxes(settings, observers, stack)
+            worker = open_inboxes(settings, observers, stack, recorder)
         else:
             handler = handler_of(settings)
             settings.check_previous(connect=True)
-            gate = stack.enter_context(closing(settings.gate(observers=observers)))
+            journal = [] if recorder is None else [recorder.of(clean(masked(place.partition("?")[0])))]
+            gate = stack.enter_context(closing(settings.gate(observers=[*observers, *journal])))
             worker = open_worker(gate, place, handler, settings)
         facts = f"Oncegate {__version__} takes events from {clean(masked(place))} with the store {_store(settings)}."
         announce("oncegate.work", facts, "Stop with Ctrl-C.")
@@ -199,16 +205,20 @@ def _names_handler(route: Settings) -> bool:
     return any(route[path] is not None and route.origins[path].endswith("]") for path in paths)
 
 
-def open_inboxes(settings: Settings, observers: Sequence[Observer], stack: ExitStack) -> Worker:
+def open_inboxes(
+    settings: Settings, observers: Sequence[Observer], stack: ExitStack, recorder: Recorder | None = None
+) -> Worker:
     """Open one worker for each namespace of the inbox. All workers use the same store. Returns one worker that runs all
-    these workers."""
+    these workers. In the journal, the place of an event is the name of its route, as in the journal of the service."""
     handlers = inbox_handlers(settings)
+    names = {route["namespace"]: name_of(path) for path, route in routes_of(settings).items()}
     check_inbox_store(settings)
     store = settings.open_store()
     stack.callback(store.close)
     workers, drained = [], []
-    for route, handler in handlers.values():
-        gate = stack.enter_context(closing(route.gate(store, observers=observers)))
+    for namespace, (route, handler) in handlers.items():
+        journal = [] if recorder is None else [recorder.of(names.get(namespace, namespace))]
+        gate = stack.enter_context(closing(route.gate(store, observers=[*observers, *journal])))
         workers.append(gate.inbox(handler, at_work=settings["work.in_hand"], drain=settings["work.drain"]))
         drained.append(gate.drain)
     for drain in drained:  # every gate must drain before the first gate closes the store

@@ -36,16 +36,17 @@ class StoreReading(Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockFacts, ...] = ()
 
 
-def read_store(url: str, masked_url: str) -> StoreReading:
+def read_store(url: str, masked_url: str, check_limit: float | None = None) -> StoreReading:
     """Return the facts about the store at a URL. If the store cannot be used, no StoreError is raised:
-    `StoreFacts.problem` is then the reason."""
+    `StoreFacts.problem` is then the reason. `check_limit` is the longest time, in seconds, for the integrity check of
+    an SQLite file."""
     scheme = scheme_of(url)
     read = _READERS.get("redis" if "redis" in scheme else scheme)
     if read is None:
         check_url(url)
         return StoreReading(store=StoreFacts(url=masked_url, scheme=scheme))
     try:
-        return read(url, masked_url)
+        return _read_sqlite(url, masked_url, check_limit) if scheme == "sqlite" else read(url, masked_url)
     except (StoreError, MissingExtra) as error:
         return StoreReading(store=StoreFacts(url=masked_url, scheme=scheme, problem=str(error)))
 
@@ -59,7 +60,7 @@ def _clock_facts(of: str, before: int, clock_us: int) -> ClockFacts:
 # ── SQLite ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _read_sqlite(url: str, masked_url: str) -> StoreReading:
+def _read_sqlite(url: str, masked_url: str, check_limit: float | None = None) -> StoreReading:
     from oncegate.stores.sqlite import open_sqlite_read_only
     from oncegate.stores.sqlite.settings import read_url
 
@@ -69,7 +70,7 @@ def _read_sqlite(url: str, masked_url: str) -> StoreReading:
     if absent is None:
         with closing(open_sqlite_read_only(url)) as store:
             try:
-                damage = store.damage(_CHECK_LIMIT)
+                damage = store.damage(_CHECK_LIMIT if check_limit is None else check_limit)
             except TimeoutError:
                 cut_short = True
     facts = StoreFacts(

@@ -23,12 +23,14 @@ START: Final = 1_767_603_600_000  # 2026-01-05 09:00 UTC in milliseconds; fixed,
 
 
 class Plan(Struct, frozen=True, kw_only=True, rename={"copy_options": "wishes"}):
-    """What to simulate: the number of `events`, their `rate` per second, and the longest `delay` of a delivery in
-    microseconds. In the truth file, `copy_options` is called `wishes`."""
+    """What to simulate: the number of `events`, their `rate` per second, the longest `delay` of a delivery in
+    microseconds, and the time of the first event (`start`) in milliseconds. In the truth file, `copy_options` is called
+    `wishes`."""
 
     events: int = 1_000
     rate: float = 100.0
     delay: int = 0
+    start: int = START
     seed: int = 0
     copy_options: CopyOptions = CopyOptions()
 
@@ -63,7 +65,7 @@ class PlannedDelivery(Struct, frozen=True):
 
 def simulated_events(plan: Plan) -> Iterator[SimulatedEvent]:
     """The events that must take effect, in the order of time."""
-    timed = islice(conversations(plan.seed, START), plan.events)
+    timed = islice(conversations(plan.seed, plan.start), plan.events)
     for number, (_, document) in enumerate(timed, 1):
         yield SimulatedEvent(number, _read(copy("first", document).raw), document)
 

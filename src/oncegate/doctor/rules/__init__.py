@@ -1,11 +1,13 @@
 """List all rules by name, such as `queue.visibility`. A rule is a function that takes facts and yields findings."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from oncegate.doctor.facts import Facts
 from oncegate.doctor.findings import Finding
 from oncegate.doctor.rules import aws, function, queue, rule, settings, store, table
+from oncegate.durations import times
 
 Rule: TypeAlias = Callable[[Facts], Iterator[Finding]]
 
@@ -61,3 +63,16 @@ def unchecked(facts: Facts) -> dict[str, str]:
 
 def _needs(rule_name: str) -> tuple[str, ...]:
     return _NEEDS.get(rule_name, _NEEDS.get(rule_name.partition(".")[0], ()))
+
+
+def summary(facts: Facts, found: Sequence[tuple[str, Finding]]) -> str:
+    """Return how many findings there are, and how many rules could not be checked, and why."""
+    counts = Counter(finding.severity for _, finding in found)
+    missing = Counter(unchecked(facts).values())
+    text = f"No problem found: {len(RULES) - missing.total()} of {len(RULES)} rules were checked."
+    if found:
+        text = f"{', '.join(times(counts[severity], severity) for severity in _ORDER if counts[severity])}."
+    if not missing:
+        return text
+    named = ", ".join(f"no {part} ({count})" for part, count in missing.items())
+    return f"{text} {times(missing.total(), 'rule')} could not be checked: {named}."

@@ -83,15 +83,18 @@ _ORDER: Final[tuple[Verdict, ...]] = (
 
 def groups_of_deliveries(sightings: Sequence[Sighting]) -> list[CopyGroup]:
     """The groups of copies among the deliveries of a file, the most important group first."""
-    return sorted((_conclude(group, "deliveries") for group in _linked(sightings)), key=lambda group: group.order)
+    total = len(sightings)
+    found = (_conclude(group, total, "deliveries") for group in _linked(sightings))
+    return sorted(found, key=lambda group: group.order)
 
 
 def groups_of_records(sightings: Sequence[Sighting]) -> list[CopyGroup]:
     """The groups of copies among records, the most important group first. A record without a state may be a copy of
     another record with the same type and a near event time. A record with several attempts is a group on its own."""
-    found = [_conclude(group, "records") for group in _linked(sightings)]
+    total = len(sightings)
+    found = [_conclude(group, total, "records") for group in _linked(sightings)]
     later = {each.number for group in found for each in group.sightings[1:]}
-    found += [_possible(group) for group in _near([each for each in sightings if each.number not in later])]
+    found += [_possible(group, total) for group in _near([each for each in sightings if each.number not in later])]
     grouped = {each.number for group in found for each in group.sightings}
     rest = [each for each in sightings if each.number not in grouped]
     found += [_attempted(each, each.record) for each in rest if each.record is not None and each.record.attempts > 1]
@@ -178,23 +181,27 @@ def _is_near(one: Sighting, other: Sighting) -> bool:
 # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _conclude(group: list[Sighting], noun: str) -> CopyGroup:
+def _conclude(group: list[Sighting], total: int, noun: str) -> CopyGroup:
     separate = len({each.key for each in group}) > 1
     if len({each.content for each in group}) == 1:
         kinds = list(dict.fromkeys(_kind(each, group[0]) for each in group[1:]))
-        what = f"{len(group)} {noun} of the same content: {' and '.join(_NAMES[kind] for kind in kinds)}"
+        what = f"{_part(group, total)} {noun} of the same content: {' and '.join(_NAMES[kind] for kind in kinds)}"
         if separate and noun == "records" and kinds == ["retries"]:
             return CopyGroup("retries", f"{what} or a replay; {_REPEATED}.", group, separate)
         return CopyGroup(kinds[0], f"{what}; {_decided(group, 'content')}.", group, separate)
     conflicting, state = _conflicting(group), _common_state(group)
     if conflicting and (state is None or len({(each.key, each.event_id) for each in group}) == 1):
-        what = f"{len(conflicting)} {noun}{_apart(conflicting)}, different content for one key: conflict, not retries"
-        sentence = f"{what}{_dead_letters(conflicting)}."
+        what = f"{_part(conflicting, total)} {noun}{_apart(conflicting)}, different content for one key: conflict"
+        sentence = f"{what}, not retries{_dead_letters(conflicting)}."
         if noun == "records":
             sentence += " The record of a conflict has another key than the original record."
         return CopyGroup("conflict", sentence, group, separate)
-    what = f"{len(group)} {noun}{_apart(group)}, different content, same state ({state}): double emission"
+    what = f"{_part(group, total)} {noun}{_apart(group)}, different content, same state ({state}): double emission"
     return CopyGroup("double emission", f"{what}; {_decided(group, _STATE_CHANGE)}.", group, separate)
+
+
+def _part(group: Sequence[Sighting], total: int) -> str:
+    return f"{len(group)}" if len(group) == total else f"{len(group)} of {total:,}"
 
 
 def _conflicting(group: Sequence[Sighting]) -> list[Sighting]:
@@ -232,9 +239,9 @@ def _kind(sighting: Sighting, first: Sighting) -> Verdict:
     return "retries" if sighting.event_id == first.event_id else "re-emission"
 
 
-def _possible(group: list[Sighting]) -> CopyGroup:
+def _possible(group: list[Sighting], total: int) -> CopyGroup:
     of_type = "" if group[0].type is None else f" of type {group[0].type}"
-    what = f"Possible double emission: {len(group)} records{of_type}{_apart(group)}, different content."
+    what = f"Possible double emission: {_part(group, total)} records{of_type}{_apart(group)}, different content."
     unrun = sum(each.unrun for each in group)
     if 0 < unrun < len(group):
         did = "1 of them was" if unrun == 1 else f"{unrun} of them were"
@@ -242,8 +249,8 @@ def _possible(group: list[Sighting]) -> CopyGroup:
         return CopyGroup("possible double emission", f"{what} {did[0].upper()}{did[1:]} {why}.", group)
     look = (
         "It is a double emission if the records report the same state change. The store does not hold the state of"
-        " completed events. Compare the state in the log lines of the events, or compare their payloads with oncegate"
-        " read FILE"
+        " completed events. Compare the state in the journal (oncegate events list --entity ID) or in the log lines of"
+        " the events, or compare their payloads with oncegate read FILE"
     )
     return CopyGroup("possible double emission", f"{what} {look}.", group, separate=True)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from oncegate import read
-from oncegate.cli import similar_events
-from oncegate.cli.similar_events import SimilarEvents, TwoNames, alias_setting
+from oncegate.inspection import similar_events
+from oncegate.inspection.similar_events import SimilarEvents, TwoNames, alias_setting
 
 CALL = {"id": "1", "type": "call", "conversationId": "c", "timestamp": "2026-02-03T04:05:06Z", "agent": "a"}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from oncegate import keys, read
-from oncegate.cli.strategy_comparison import NamedStrategy, StrategyComparison, advice, listed
+from oncegate.inspection.strategy_comparison import NamedStrategy, StrategyComparison, advice, listed
 
 
 def compared(*documents: object) -> StrategyComparison:

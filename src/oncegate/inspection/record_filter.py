@@ -1,21 +1,19 @@
-"""Select records by options of the command line, and keep the newest of them."""
+"""Select records, and keep the newest of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, State
-from oncegate.cli.options import number
-from oncegate.cli.output import Progress, print_note, print_text, show_json
 from oncegate.clocks import wall
 from oncegate.durations import microseconds
 from oncegate.gate.job import shortened
+from oncegate.inspection.records import no_progress
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry
 from oncegate.text import clean
@@ -26,23 +24,9 @@ STATES: Final[dict[str, State]] = {
     "released": RELEASED,
     "dead": DEAD,
 }
-_MOST: Final = 1_000_000
 _MOST_SEARCHED: Final = 10_000  # records that are read to find other namespaces
 _MOST_NAMED: Final = 5
 _CLOCKS_DIFFER: Final = 300_000_000  # microseconds between the clock of the store and the clock of this machine
-
-limit_option: Final = click.option(
-    "--limit", type=number(most=_MOST), metavar="NUMBER", default=100, show_default=True, help="Maximum number to list."
-)
-type_option: Final = click.option("--type", "type_", metavar="TYPE", help="Only events of this type.")
-scan_option: Final = click.option(
-    "--scan",
-    type=number(),
-    metavar="NUMBER",
-    default=_MOST,
-    show_default=True,
-    help="Maximum number of records to scan.",
-)
 
 
 class RecordFilter(Struct, frozen=True):
@@ -105,42 +89,6 @@ def time_of_dead_letters(settings: Settings) -> Callable[[Entry], int]:
     return partial(dead_since, retentions=retentions)
 
 
-def dead_letter_filter(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select dead letters. The command gets them as the argument `chosen`, a RecordFilter. Must be
-    below `store_options`, because the filter needs the settings."""
-
-    @wraps(command)
-    def call(
-        *,
-        id_: str | None,
-        type_: str | None,
-        error: str | None,
-        older_than: str | None,
-        newer_than: str | None,
-        settings: Settings,
-        **given: Any,
-    ) -> Any:
-        chosen = RecordFilter(
-            time_of_dead_letters(settings),
-            id=id_,
-            type=type_,
-            error=error,
-            older_than=None if older_than is None else microseconds(older_than, "--older-than"),
-            newer_than=None if newer_than is None else microseconds(newer_than, "--newer-than"),
-        )
-        return command(settings=settings, chosen=chosen, **given)
-
-    for option in (
-        click.option("--newer-than", metavar="DURATION", help="Only dead letters that are newer than this."),
-        click.option("--older-than", metavar="DURATION", help="Only dead letters that are older than this."),
-        click.option("--error", metavar="TEXT", help="Only dead letters whose error contains this text."),
-        type_option,
-        click.option("--id", "id_", metavar="ID", help="Only the event with this id."),
-    ):
-        call = option(call)
-    return call
-
-
 # ── the newest records ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -181,18 +129,23 @@ class Listing(Struct, frozen=True):
     scanned: int | None
 
 
-def list_newest(records: Iterable[Entry], chosen: RecordFilter, limit: int, scan: int, what: str) -> Listing:
-    """Read up to `scan` records, and return the newest `limit` records that match. `what` names the records in the
-    progress line. No store keeps an index by time, because an index would add a write to every claim."""
+def list_newest(
+    records: Iterable[Entry],
+    chosen: RecordFilter,
+    limit: int,
+    scan: int,
+    progress: Callable[[int], object] = no_progress,
+) -> Listing:
+    """Read up to `scan` records, and return the newest `limit` records that match. `progress` is called with the number
+    of records that were read. No store keeps an index by time, because an index would add a write to every claim."""
     source = iter(records)
     newest, count, scanned = Newest(limit, chosen.time_of), 0, 0
-    with Progress(what) as progress:
-        for scanned, entry in enumerate(islice(source, scan), 1):
-            progress.update(scanned)
-            if chosen.matches(entry):
-                count += 1
-                newest.add(entry)
-        stopped = next(source, None) is not None
+    for scanned, entry in enumerate(islice(source, scan), 1):
+        progress(scanned)
+        if chosen.matches(entry):
+            count += 1
+            newest.add(entry)
+    stopped = next(source, None) is not None
     return Listing(newest.entries, count, newest.is_cut, scanned if stopped else None)
 
 
@@ -210,26 +163,3 @@ def empty_listing(
         return text
     names = ", ".join([*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])])
     return f"{text} There are {what}s in other namespaces: {names}."
-
-
-def print_listing(
-    found: Listing,
-    output: str,
-    fields_of: Callable[[Entry], dict[str, Any]],
-    show_rows: Callable[[Sequence[Entry]], None],
-    empty: Callable[[], str],
-    total: str = "",
-) -> None:
-    """Print the records as JSON or as a table, then notes about records that are not shown. With JSON, the notes go to
-    stderr. `empty` returns the text for a table without rows. `total` follows the number of rows in a note."""
-    if output == "json":
-        show_json([fields_of(entry) for entry in found.entries])
-    elif found.entries:
-        show_rows(found.entries)
-    else:
-        print_text(empty())
-    print_line = print_note if output == "json" else print_text
-    if found.is_cut:
-        print_line(f"Showing the newest {len(found.entries)}{total}; use --limit to see more.")
-    if found.scanned is not None:
-        print_line(f"Only {found.scanned:,} records were scanned; use --scan to scan more.")

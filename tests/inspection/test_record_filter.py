@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from oncegate import Gate, open_store
 from oncegate.claims import DEAD
-from oncegate.cli.record_filter import Newest, RecordFilter, dead_since, list_newest
 from oncegate.clocks import wall
+from oncegate.inspection.record_filter import Newest, RecordFilter, dead_since, list_newest
 from oncegate.stores.base import Entry
 from oncegate.testing import ManualClock
 from tests.cli.conftest import Run
@@ -69,7 +69,7 @@ def test_the_memory_store_lists_the_newest_first() -> None:
     store = open_store("memory://")
     expected = bury_in_turn(Gate(store, max_attempts=2))
     chosen = RecordFilter(lambda entry: dead_since(entry, {None: 30 * DAY}))
-    found = list_newest(store.dead_letters(), chosen, 5, 100, "dead letters")
+    found = list_newest(store.dead_letters(), chosen, 5, 100)
     assert [entry.record.about.delivery_id for entry in found.entries] == expected[:5]
     assert (found.count, found.is_cut, found.scanned) == (13, True, None)
     assert all(entry.record.payload is None for entry in found.entries)

@@ -10,9 +10,6 @@ from oncegate import keys
 from oncegate.canonical import digest
 from oncegate.carriers import delivery
 from oncegate.claims import COMPLETED, DEAD, IN_PROGRESS, RELEASED, Address, Record, matches_content
-from oncegate.cli.options import namespace_of
-from oncegate.cli.output import readable_time
-from oncegate.cli.records import NOT_CONSUMED, RUNNERS, event_order, further_deliveries, seeded, stage_records
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
 from oncegate.errors import MissingKey
@@ -21,12 +18,23 @@ from oncegate.gate.job import HANDED_ON, Identifier, Job, RejectedEvent, Unguard
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import DEFAULTS, validate
 from oncegate.gate.outcome import differences
+from oncegate.inspection.records import (
+    NOT_CONSUMED,
+    RUNNERS,
+    completion,
+    erased,
+    event_order,
+    further_deliveries,
+    seeded,
+    stage_records,
+)
 from oncegate.settings import Settings
 from oncegate.settings.routes import by_route
 from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, KnowsEndedProcesses, Store, scan
 from oncegate.timelines import Timeline, place
 from oncegate.timelines import read as read_timeline
+from oncegate.times import readable_time
 
 # How the key of a record was made. `own` is the key of the event itself. The other roles are keys of dead letters:
 # `conflict` for a conflict, `refused` for a refused event, and `marked` for an event that failed in mark_first mode.
@@ -85,17 +93,22 @@ def _make_key(event: Event, make: keys.Strategy) -> Key | None:
 
 
 def decision(
-    record: Record, now: int, role: KeyRole | None = None, consumer: Record | None = None, *, ended: bool = False
+    record: Record,
+    now: int,
+    role: KeyRole | None = None,
+    consumer: Record | None = None,
+    *,
+    ended: bool = False,
+    binds: bool = True,
 ) -> str:
     """A text that says whether the event was run and why, and what happens to another delivery. `consumer` is the
-    record that the consumer of a published event has. `ended` means that the process that holds the claim has ended."""
-    if record.state == COMPLETED and record.handed_to is not None:
-        return _published(record, consumer, now)
+    record that the consumer of a published event has. `ended` means that the process that holds the claim has ended.
+    `binds` is False if the key is known not to bind the content."""
     if record.state == COMPLETED:
-        return _completed(record, now)
+        return _completed(record, consumer, now, binds)
     if record.state == DEAD:
         again = "" if role in ("conflict", "refused") else " again"
-        return f"{_dead(record, role)}. It does not run{again} until it is redriven or dropped (oncegate dlq)."
+        return f"{_dead(record, role)}. It runs{again} only if it is redriven (oncegate dlq redrive)."
     if record.state == IN_PROGRESS:
         return _in_progress(record, now, ended)
     return _released(record, now)
@@ -105,38 +118,53 @@ def event_name(record: Record) -> str:
     return record.about.delivery_id or _NO_ID
 
 
-def _completed(record: Record, now: int) -> str:
-    done = f"{spoken(now - (record.completed_at or now))} ago"
-    next_delivery = f"{further_deliveries(record)} with this key is a duplicate and is not run."
-    if record.is_seeded:
-        return f"{seeded(spoken(now - record.first_seen))} {next_delivery}"
-    if record.completed_at == record.first_seen:
-        how = "by mark_first, by seen, or as another emission of a processed state change"
-        return f"Marked as done: {event_name(record)} was recorded {done} in one write, {how}. {next_delivery}"
-    return f"Run: {event_name(record)} was processed {done} {_attempt(record)}. {next_delivery}"
-
-
-def _published(record: Record, consumer: Record | None, now: int) -> str:
-    when = readable_time(record.completed_at)
-    return (
-        f"Run: {event_name(record)} was published to {record.handed_to} at {when}. {_consumed(consumer, now)}"
-        f" {further_deliveries(record)} to the publisher is a duplicate and is not published again."
-    )
+def _completed(record: Record, consumer: Record | None, now: int, binds: bool) -> str:
+    age, name = spoken(now - (record.completed_at or now)), event_name(record)
+    further = further_deliveries(record, binds=binds)
+    next_delivery = f"{further} is a duplicate and is not run."
+    match completion(record):
+        case "erased":
+            return f"{erased(age)} {next_delivery}"
+        case "seeded":
+            return f"{seeded(age)} {next_delivery}"
+        case "published":
+            return (
+                f"Run: {name} was published to {record.handed_to} at {readable_time(record.completed_at)}."
+                f" {_consumed(consumer, now)} {further} to the publisher is a duplicate and is not published again."
+            )
+        case "marked":
+            how = "by mark_first, by seen, or as another emission of a processed state change"
+            return f"Marked as done: {name} was recorded {age} ago in one write, {how}. {next_delivery}"
+        case "processed":
+            return f"Run: {name} was processed {age} ago {_attempt(record)}. {next_delivery}"
 
 
 def _consumed(record: Record | None, now: int) -> str:
     """What happened to a published event at its consumer."""
     if record is None:
         return NOT_CONSUMED
-    if record.state == COMPLETED and record.handed_to is not None:
-        return f"Its consumer published it to {record.handed_to} at {readable_time(record.completed_at)}."
     if record.state == COMPLETED:
-        return f"Its consumer processed it at {readable_time(record.completed_at)} {_attempt(record)}."
+        return _completed_by_consumer(record)
     if record.state == DEAD:
         return f"At its consumer it became a dead letter {_attempt(record)}: {_error(record)}."
     if record.state == IN_PROGRESS and now < record.lease_until:
         return f"Its consumer is running it {_attempt(record)}."
     return f"Its consumer tried it {_attempt(record)} and runs it again when it is redelivered."
+
+
+def _completed_by_consumer(record: Record) -> str:
+    when = readable_time(record.completed_at)
+    match completion(record):
+        case "erased":
+            return f"At its consumer it was erased at {when}, before it was processed."
+        case "seeded":
+            return f"At its consumer its key was seeded at {when}: earlier code processed it."
+        case "published":
+            return f"Its consumer published it to {record.handed_to} at {when}."
+        case "marked":
+            return f"Its consumer marked it as done at {when}."
+        case "processed":
+            return f"Its consumer processed it at {when} {_attempt(record)}."
 
 
 def _in_progress(record: Record, now: int, ended: bool) -> str:
@@ -208,8 +236,7 @@ def _count(record: Record) -> str:
     grants = record.fence - record.first_seen + 1
     if grants <= record.attempts + bool(record.lost):
         return "at its first attempt" if record.attempts <= 1 else f"after {times(record.attempts, 'attempt')}"
-    count = "at its first counted attempt" if record.attempts <= 1 else f"after {record.attempts} counted attempts"
-    return f"{count} since it was stored or redriven"
+    return f"at attempt {max(record.attempts, 1)} (counted from the last redrive, if there was one)"
 
 
 def _error(record: Record) -> str:
@@ -344,8 +371,8 @@ class Explainer:
         consumer = handed_on[0].record if handed_on else None
         store, owner = self._store, entry.record.owner
         ended = isinstance(store, KnowsEndedProcesses) and store.has_ended(owner)
-        sentence = f"{decision(entry.record, now, role, consumer, ended=ended)}{self._entity_order(entry)}"
-        return Explanation(sentence, now, entry, key, kind, handed_on=tuple(handed_on))
+        decided = decision(entry.record, now, role, consumer, ended=ended, binds=key is None or key.binds)
+        return Explanation(f"{decided}{self._entity_order(entry)}", now, entry, key, kind, handed_on=tuple(handed_on))
 
     def _entity_order(self, entry: Entry) -> str:
         """A sentence about a waiting event: which event of the same entity it waits for, or how many events wait for
@@ -384,7 +411,7 @@ class Explainer:
         return self._look_up(item, now)
 
     def _look_up(self, job: Job, now: int) -> Explanation:
-        namespace = namespace_of(self._settings)
+        namespace = self._settings.chosen("namespace")
         within = namespace or self._settings["namespace"]
         key = self._key_of_anchor(within, job.key)
         entries = self._store.browse(namespace, key=key.digest)

@@ -8,7 +8,14 @@ import pytest
 
 from oncegate import keys, read
 from oncegate.cli import exit_codes
-from oncegate.cli.copies import CopyGroup, FileSightings, Sighting, conclusion, groups_of_deliveries, groups_of_records
+from oncegate.inspection.copies import (
+    CopyGroup,
+    FileSightings,
+    Sighting,
+    conclusion,
+    groups_of_deliveries,
+    groups_of_records,
+)
 from oncegate.stores.memory import MemoryStore
 from tests.cli.conftest import Run
 
@@ -70,7 +77,7 @@ def test_a_conflict_beside_a_re_emission() -> None:
     ]
     (group,) = groups_of_records(seen)
     assert group.sentence == (
-        "2 records with the same event time, different content for one key: conflict, not retries. The record of a"
+        "2 of 3 records with the same event time, different content for one key: conflict, not retries. The record of a"
         " conflict has another key than the original record."
     )
 

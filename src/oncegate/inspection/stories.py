@@ -1,0 +1,559 @@
+"""Tell the story of one event, and of one conversation, from the journal and the store.
+
+The record in the store decides what is true now. The journal is history: rows may be missing, because the recorder
+dropped them, or because they were deleted after `journal_max_age`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncegate.carriers import delivery
+from oncegate.claims import IN_PROGRESS
+from oncegate.clocks import Clock, wall
+from oncegate.durations import spoken
+from oncegate.errors import MissingKey
+from oncegate.events import Event
+from oncegate.gate.outcome import ABSENT, differing_values
+from oncegate.inspection.copies import WINDOW
+from oncegate.inspection.explanations import Explainers, Explanation
+from oncegate.journal.base import (
+    ALL_ROWS,
+    MINUTE,
+    MOST_READS,
+    Journal,
+    Page,
+    RowFilter,
+    all_rows,
+    differing_paths,
+    row_with_details,
+)
+from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES
+from oncegate.journal.rows import OPERATOR, Row
+from oncegate.journal.storms import SEPARATE
+from oncegate.sources import understood
+from oncegate.stores.base import Entry
+
+Decided: TypeAlias = Literal["new", "duplicate", "conflict", "no key", "not known"]
+Mark: TypeAlias = Literal["echo", "possible echo", "stale"]
+
+_MOST_ROWS: Final = 1_000  # rows of one story or search
+_MOST_COMPARED: Final = 500  # rows of an entity or an event id that are compared for the other strategies
+_MOST_VALUES: Final = 100
+_LONGEST_VALUE: Final = 1_000  # characters
+_LATE: Final = 60_000_000  # microseconds by which the first row may be later than the record
+_EARLY: Final = 1_000_000  # microseconds by which a copy may be earlier than the handler of the first delivery
+_UNWRITTEN: Final = 5_000_000  # microseconds; the recorder writes a row within a second, if it is not busy
+# The decisions about the first delivery of an event. Other first rows show that earlier rows are missing.
+_FIRST: Final = frozenset({"accepted", "processed", "failed", "buried", "invalid", "unguarded", "skipped"})
+MISSING: Final = "rows are missing: they are not written yet, were dropped, or were deleted"
+_UNCOUNTED: Final = "more copies in the same minute may be missing: they are counted when the minute ends"
+_NO_PAYLOAD: Final = "no payload is stored: the setting journal_payloads is off, or the payload was deleted"
+_NO_DETAILS: Final = (
+    "a row has no hashes of its body: the body is too large, the event is part of a storm, or the recorder was too busy"
+)
+_OTHER_KEY: Final = (
+    "the settings make another key from the payload: the key strategy has changed, or the event was a replay"
+)
+_NO_RECORD: Final = "The store has no record of {name} any more: {why}. The last decision, {ago} ago: {reason}"
+_EXPIRED: Final = "the record has expired, or an operator reset or dropped it"
+_DELETIONS: Final = {"reset": "reset its key", "drop": "dropped its dead letter"}
+
+
+class StoryLine(Struct, frozen=True):
+    """A row of the story. `gap` is the time from the start of the row before it to the start of this row, in
+    microseconds; None for the first row.
+    `is_arrival` means that a delivery arrived. `is_attempt` means that the event was claimed to be run. A row of a
+    gate without an inbox is both."""
+
+    row: Row
+    gap: int | None
+    is_arrival: bool
+    is_attempt: bool
+
+
+class ValueDifference(Struct, frozen=True):
+    """The values at one path as JSON text: in the original, and in the compared delivery. None if a body has no value
+    at this path. The path is empty for a body that is not an object."""
+
+    path: str
+    original: str | None
+    value: str | None
+
+
+class Difference(Struct, frozen=True):
+    """How a delivery differs from the original. `paths` is None if the paths are not known. `values` is None if one of
+    the payloads is not stored. `reason` says why something is missing."""
+
+    paths: tuple[str, ...] | None
+    values: tuple[ValueDifference, ...] | None = None
+    reason: str | None = None
+
+
+class KeyParts(Struct, frozen=True):
+    """The key of an event, its strategy, and the parts that the key was made of. `reason` says why `parts` is None."""
+
+    key: str
+    strategy: str
+    parts: tuple[Any, ...] | None = None
+    reason: str | None = None
+
+
+class StrategyDecision(Struct, frozen=True):
+    """What a gate with another key strategy would have decided. `row` is the earlier row with the same key."""
+
+    strategy: str
+    decision: Decided
+    row: Row | None = None
+
+    @property
+    def text(self) -> str:
+        if self.row is None:
+            return {"new": "new event", "no key": "no key for this event"}.get(self.decision, self.decision)
+        return f"{self.decision} {'with' if self.decision == 'conflict' else 'of'} {name_of(self.row)}"
+
+
+class Story(Struct, frozen=True):
+    """What is known about one event.
+
+    `sentence` is the decision. `lines` are the rows of its key, oldest first; with `is_cut`, older rows are left out.
+    `deliveries` is the number of deliveries that the journal has recorded. If `is_complete` is False, there may have
+    been more deliveries, and `missing` says why. `focus` is the row that the story is about, and `original` is the row
+    of the first delivery. `compared` is the number of earlier rows that `strategies` were compared with. `explanation`
+    has the record. `replay` is the row of the operator's replay that made this event from another one.
+    """
+
+    sentence: str
+    namespace: str
+    lines: tuple[StoryLine, ...]
+    focus: Row
+    key: KeyParts | None = None
+    explanation: Explanation | None = None
+    deliveries: int = 1
+    missing: str = ""
+    is_cut: bool = False
+    original: Row | None = None
+    difference: Difference | None = None
+    strategies: tuple[StrategyDecision, ...] = ()
+    compared: int = 0
+    replay: Row | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing
+
+    @property
+    def deliveries_text(self) -> str:
+        if self.replay is not None and not self.deliveries:
+            return "0 deliveries, 1 replay"
+        count = "1 delivery" if self.deliveries == 1 else f"{self.deliveries:,} deliveries"
+        return count if self.is_complete else f"at least {count}"
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether `focus` is a later delivery of the event, and not the first delivery or an attempt of it."""
+        return self.difference is not None
+
+
+def name_of(row: Row) -> str:
+    return row.event_id or row.delivery_id or "an event without an id"
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """Returns rows in the order of their times, oldest first. The order of their ids is another one: the row that
+    stands for the copies of a storm is written after the storm."""
+    return sorted(rows, key=_order)
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.start, row.id
+
+
+class Stories:
+    """Tells stories from a journal and from the store of `explainers`."""
+
+    def __init__(self, explainers: Explainers, journal: Journal, clock: Clock = wall) -> None:
+        self._explainers = explainers
+        self._journal = journal
+        self._clock = clock
+
+    def of_key(self, namespace: str, key: bytes, row_id: int | None = None, *, is_first: bool = False) -> Story | None:
+        """Returns the story of a key: of the row with this id, or else of the latest delivery; with `is_first`, of the
+        first delivery. Returns None if the journal has no row with this key. The key may be that of a dead letter: the
+        rows are then those of the event that it holds, and the sentence is about the dead letter."""
+        rows = self._rows(namespace, key)
+        if not rows:
+            return None
+        focus = next((row for row in rows if row.id == row_id), None)
+        if focus is None:
+            focus = _latest(rows)
+            first = [row for row in in_order(rows) if is_first and row.status in _FIRST and row.key == key == focus.key]
+            focus = first[0] if first else focus
+        return self._story(focus, rows, key) if focus.key == key else self.of_row(focus, key)
+
+    def of_row(self, focus: Row, decided_by: bytes | None = None) -> Story:
+        """Returns the story of the event that this row is about. `decided_by` is the key of the record that decides;
+        by default, it is the key of the dead letter of this row, if the row has one."""
+        if focus.key_text is None:
+            return Story(
+                self._sentence_without_key(focus), focus.namespace, (StoryLine(focus, None, True, False),), focus
+            )
+        return self._story(focus, self._rows(focus.namespace, focus.key), decided_by)
+
+    def _rows(self, namespace: str, key: bytes) -> Page:
+        return all_rows(self._journal, RowFilter(namespace=namespace, term=key.hex(), operators=True), _MOST_ROWS)
+
+    def _story(self, focus: Row, found: Page, decided_by: bytes | None) -> Story:
+        """Returns the story of a row with a key. `found` are the rows of this key."""
+        rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
+        lines = tuple(_lines(rows, focus.key))
+        entry = self._record(focus.namespace, focus.key)
+        decisive = self._record(focus.namespace, decided_by or focus.kept) or entry
+        explanation = None if decisive is None else self._explainers.record(decisive)
+        original = next((line.row for line in lines if line.is_arrival and _is_first(line.row, focus.key)), None)
+        replay = next((row for row in rows if row.status == OPERATOR and row.kept == focus.key), None)
+        is_complete = found.next is None and _is_complete(lines, original or replay, entry, self._clock())
+        missing = "" if is_complete else MISSING
+        # An attempt of a stored event, or an action of an operator, is no delivery: it is about the first delivery.
+        is_delivery = original is None or any(line.row.id == focus.id and line.is_arrival for line in lines)
+        delivered = focus if is_delivery else original or focus
+        candidates = self._candidates(delivered, rows)
+        return Story(
+            f"{self._sentence(focus, rows, explanation)}{_several_runs(focus, rows)}",
+            focus.namespace,
+            lines,
+            focus,
+            self._key_parts(focus, explanation, entry, original),
+            explanation,
+            sum(line.row.count for line in lines if line.is_arrival),
+            missing or (_UNCOUNTED if _has_uncounted_copies(rows) else ""),
+            found.next is not None,
+            original,
+            None if original is None or original.id == delivered.id else self._difference(original, delivered, entry),
+            tuple(self._strategies(delivered, candidates)),
+            sum(bool(row.digests) for row in candidates),
+            replay,
+        )
+
+    # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _record(self, namespace: str, key: bytes) -> Entry | None:
+        found = self._explainers.store.browse(namespace, key=key) if key else []
+        return found[0] if found else None
+
+    def _sentence(self, focus: Row, rows: Sequence[Row], explanation: Explanation | None) -> str:
+        if explanation is not None:
+            return explanation.sentence
+        last = next((row for row in reversed(rows) if row.status != OPERATOR), focus)
+        deletion = next((row for row in reversed(rows) if row.status == OPERATOR and row.kind in _DELETIONS), None)
+        why = _EXPIRED
+        if deletion is not None and deletion.at >= last.at:  # after a later decision, there was a record again
+            done = _DELETIONS[deletion.kind or ""]
+            why = f"the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
+        ago = spoken(self._clock() - last.at)
+        return _NO_RECORD.format(name=name_of(focus), why=why, ago=ago, reason=last.reason)
+
+    def _sentence_without_key(self, row: Row) -> str:
+        kept = self._record(row.namespace, row.kept)
+        if kept is not None:
+            return self._explainers.record(kept).sentence
+        return f"{row.reason.removesuffix('.')}, {spoken(self._clock() - row.at)} ago."
+
+    # ── payloads ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def payload(self, row: Row) -> bytes | None:
+        """Returns the payload of a row: from the journal, or from the dead letter of this row. Returns None if no
+        payload is stored."""
+        payload = self._journal.payload(row.id)
+        if payload is None and (details := row_with_details(self._journal, row)) is not None:
+            payload = self._journal.payload(details.id)
+        if payload is None and row.kept and (kept := self._record(row.namespace, row.kept)) is not None:
+            payload = kept.record.payload
+        return payload
+
+    def _event(self, row: Row, stored: bytes | None = None) -> Event | None:
+        """Returns the event of a row; None if no payload is stored. `stored` is the payload in the record of the event,
+        for the row of the first delivery."""
+        payload = self.payload(row)
+        if payload is None and stored is None:
+            return None
+        _, hints = self._explainers.reader(row.namespace)
+        event = understood(delivery((stored or b"") if payload is None else payload), hints)
+        return event if event.problem is None and event.frame is None else None
+
+    def _difference(self, original: Row, focus: Row, entry: Entry | None) -> Difference:
+        stored = None if entry is None else entry.record.payload
+        one, other = self._event(original, stored), self._event(focus)
+        if one is not None and other is not None:
+            values = tuple(
+                ValueDifference(path, _json(first), _json(second))
+                for path, first, second in islice(differing_values(one.body, other.body), _MOST_VALUES)
+            )
+            return Difference(tuple(each.path for each in values), values)
+        paths = differing_paths(self._journal, original, focus)
+        if paths is None:
+            return Difference(None, None, _NO_DETAILS)
+        return Difference(tuple(paths), None, _NO_PAYLOAD if paths else None)
+
+    def _key_parts(
+        self, focus: Row, explanation: Explanation | None, entry: Entry | None, original: Row | None
+    ) -> KeyParts:
+        text = focus.key.hex()
+        if explanation is not None and explanation.key is not None:
+            return KeyParts(text, focus.strategy, explanation.key.parts)
+        event = self._event(focus)
+        if event is None and original is not None:  # its key has the same parts
+            event = self._event(original, None if entry is None else entry.record.payload)
+        if event is None:
+            return KeyParts(text, focus.strategy, None, _NO_PAYLOAD)
+        make, _ = self._explainers.reader(focus.namespace)
+        try:
+            key = make(event)
+        except MissingKey as error:
+            return KeyParts(text, focus.strategy, None, str(error))
+        except Exception as error:  # noqa: BLE001  # the key function is the user's
+            return KeyParts(text, focus.strategy, None, f"the key function raised {type(error).__name__}")
+        if key.digest != focus.key and key.change is None:
+            return KeyParts(text, focus.strategy, None, _OTHER_KEY)
+        return KeyParts(text, focus.strategy, key.parts)
+
+    # ── other strategies ──────────────────────────────────────────────────────────────────────────────────
+
+    def _candidates(self, focus: Row, rows: Sequence[Row]) -> list[Row]:
+        """Returns the earlier rows that another strategy may join with this row, oldest first: the rows with the same
+        key, event id or entity. The journal has no index by the keys of the other strategies."""
+        found = {row.id: row for row in rows}
+        for term in {focus.event_id, focus.entity} - {None, ""}:
+            where = RowFilter(namespace=focus.namespace, term=term)
+            page = self._journal.rows(where, before=focus.id, limit=_MOST_COMPARED)
+            found |= {row.id: row for row in page}
+        return in_order(row for row in found.values() if _order(row) < _order(focus))
+
+    def _strategies(self, focus: Row, candidates: Sequence[Row]) -> Iterator[StrategyDecision]:
+        details = row_with_details(self._journal, focus)
+        if details is None or not details.digests:
+            yield from (StrategyDecision(name, "not known") for name in STRATEGIES)
+            return
+        *_, by_content = STRATEGIES
+        for name in STRATEGIES:
+            own = _digest(details, name)
+            if not any(own):
+                yield StrategyDecision(name, "no key")
+                continue
+            first = next((row for row in candidates if _digest(row, name) == own), None)
+            if first is None:
+                yield StrategyDecision(name, "new")
+                continue
+            same = _digest(first, by_content) == _digest(details, by_content)
+            yield StrategyDecision(name, "duplicate" if same else "conflict", first)
+
+
+def _latest(rows: Sequence[Row]) -> Row:
+    """Returns the newest of these rows. A row that stands for several copies has no details, so a row of one delivery
+    is preferred. A row of an operator's action comes last."""
+    return max(rows, key=lambda row: (row.status != OPERATOR, row.count == 1, row.at, row.id))
+
+
+def _recency(row: Row) -> tuple[bool, int, int]:
+    """Which event is newer: the one with the later delivery or attempt. An action of an operator does not count."""
+    return row.status != OPERATOR, row.at, row.id
+
+
+def _several_runs(focus: Row, rows: Iterable[Row]) -> str:
+    """Returns a sentence if the event was run to its end more than once: the record describes only the last run."""
+    runs = sum(row.count for row in rows if row.status == "processed" and row.key == focus.key)
+    return f" The journal has {runs:,} completed runs of this key." if runs > 1 else ""
+
+
+def _digest(row: Row, strategy: str) -> bytes:
+    at = DIGEST_SIZE * list(STRATEGIES).index(strategy)
+    return row.digests[at : at + DIGEST_SIZE]
+
+
+def _is_first(row: Row, key: bytes) -> bool:
+    """Whether a row of a delivery can be the first of this key. A dead letter with a separate key starts with the
+    delivery that it holds."""
+    return row.status in _FIRST or row.kept == key != row.key
+
+
+def _lines(rows: Sequence[Row], key: bytes) -> Iterator[StoryLine]:
+    """Yields the lines for rows of a key, oldest first. Attempts of an event that the store holds are not arrivals: the
+    event was accepted into an inbox, was redriven, or was made of another row by a replay or as a dead letter. The
+    store may have granted the event with its admission, so the row of the arrival can have an attempt."""
+    is_stored = any(row.status == "accepted" or row.kept == key != row.key for row in rows)
+    before: int | None = None
+    for row in rows:
+        is_stored = is_stored or (row.status == OPERATOR and row.kind == "redrive")
+        is_attempt = row.attempt > 0 and row.status != "accepted"
+        is_arrival = row.status != OPERATOR and not (is_attempt and is_stored)
+        yield StoryLine(row, None if before is None else row.start - before, is_arrival, is_attempt)
+        before = row.start
+
+
+def _is_complete(lines: Sequence[StoryLine], original: Row | None, entry: Entry | None, now: int) -> bool:
+    """Whether no sign shows that rows are missing. Rows that were dropped leave no sign in some cases. `original` is
+    the row of the first delivery, or of the replay that made the event."""
+    first = next((line.row for line in lines if line.is_arrival), original)
+    if original is None or first is None:
+        return False
+    # A row is written when the handler has ended, so the row of a copy that arrived meanwhile is earlier.
+    began = original.at - (original.took or 0)
+    if first.id != original.id and first.start < began - _EARLY:
+        return False
+    if entry is None:
+        return True
+    record, attempts = entry.record, sum(line.is_attempt for line in lines)
+    # The latest attempt of a stored event has no row yet. It is no delivery, so no delivery is missing.
+    is_new = record.state == IN_PROGRESS or now - (record.completed_at or 0) < _UNWRITTEN
+    if is_new and original.status == "accepted":
+        attempts += 1
+    return record.first_seen >= began - _LATE and record.attempts <= attempts
+
+
+def _has_uncounted_copies(rows: Iterable[Row]) -> bool:
+    """Whether copies may be missing that a recorder has counted but not written. A recorder writes the first five rows
+    of an event in a minute. It writes further copies as one row when the minute ends, or never if its process is
+    killed."""
+    times: dict[tuple[str, str], list[int]] = {}  # of the rows since the last row of several copies, by recorder
+    uncounted: set[tuple[str, str]] = set()
+    for row in rows:
+        recorder = (row.place, row.worker)
+        if row.count > 1:
+            times.pop(recorder, None)
+            uncounted.discard(recorder)
+        elif row.status != OPERATOR:
+            known = times.setdefault(recorder, [])
+            known.append(row.at)
+            if len(known) >= SEPARATE and row.at - known[-SEPARATE] < MINUTE:
+                uncounted.add(recorder)
+    return bool(uncounted)
+
+
+def _json(value: Any) -> str | None:
+    if value is ABSENT:
+        return None
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+# ── search ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class EventMatch(Struct, frozen=True):
+    """An event that a search has found: its key, its newest row that matches, and the number of such rows. A row that
+    stands for several copies is `latest` only if no other row matches. `key` is empty for a delivery without a key;
+    each such delivery is a match of its own. `kept` are the keys of the dead letters and replays in these rows."""
+
+    namespace: str
+    key: bytes
+    latest: Row
+    rows: int = 1
+    kept: frozenset[bytes] = frozenset()
+
+
+class EventMatches(Struct, frozen=True):
+    """The events that were found, newest first. With `next`, older rows were not searched; it is a cursor for
+    `before`."""
+
+    events: list[EventMatch]
+    next: int | None = None
+
+
+def find_events(
+    journal: Journal,
+    term: str,
+    where: RowFilter = ALL_ROWS,
+    *,
+    before: int | None = None,
+    most: int = _MOST_ROWS,
+    reads: int = MOST_READS,
+) -> EventMatches:
+    """Returns the events with this event id, entity, delivery id or key in the newest `most` rows that match, with at
+    most `reads` reads of the journal."""
+    rows = all_rows(journal, replace(where, term=term), most, before=before, reads=reads)
+    found: dict[tuple[str, bytes, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.namespace, row.key, 0 if row.key else row.id), []).append(row)
+    newest_first = sorted(found.items(), key=lambda item: max(map(_recency, item[1])), reverse=True)
+    events = [
+        EventMatch(namespace, key, _latest(each), len(each), frozenset(row.kept for row in each if row.kept))
+        for (namespace, key, _), each in newest_first
+    ]
+    return EventMatches(events, rows.next)
+
+
+# ── conversations ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ConversationLine(Struct, frozen=True):
+    """A row of a conversation. `gap` is the time from the start of the row before it, in microseconds. `mark` is `echo`
+    for a logical duplicate, `possible echo` for an event that reports the state of an earlier event of nearly the same
+    time, and `stale` for an event that is older than a state that was known before. `of` is the earlier row."""
+
+    row: Row
+    gap: int | None
+    mark: Mark | None = None
+    of: Row | None = None
+
+
+class Conversation(Struct, frozen=True):
+    """The rows of one entity, oldest first. `next` is the cursor of the older rows."""
+
+    entity: str
+    lines: tuple[ConversationLine, ...]
+    next: int | None = None
+
+
+def conversation(
+    journal: Journal, entity: str, where: RowFilter = ALL_ROWS, *, before: int | None = None, most: int = 200
+) -> Conversation:
+    """Returns the newest rows of an entity in the order of their times, with echoes and stale states marked."""
+    page = all_rows(journal, replace(where, entity=entity), most, before=before)
+    return Conversation(entity, tuple(conversation_lines(page)), page.next)
+
+
+def conversation_lines(rows: Iterable[Row]) -> Iterator[ConversationLine]:
+    """Yields the lines for rows of one entity, oldest first. The rows may have any order."""
+    states = _KnownStates()
+    before: int | None = None
+    for row in in_order(rows):
+        yield ConversationLine(row, None if before is None else row.start - before, *states.add(row))
+        before = row.start
+
+
+class _KnownStates:
+    """The states of the parts of an entity that were seen so far."""
+
+    def __init__(self) -> None:
+        self._by_part: dict[tuple[str, str | None], list[Row]] = {}
+
+    def add(self, row: Row) -> tuple[Mark | None, Row | None]:
+        known = self._by_part.setdefault((row.source, row.part), [])
+        first = next((each for each in known if each.key == row.key), None)
+        if row.kind == "state-echo":
+            return "echo", first
+        if row.stale:
+            return "stale", _newest(known, row)
+        if first is not None or row.state is None or row.occurred_at is None or row.status == OPERATOR:
+            return None, None
+        echo = next((each for each in known if each.state == row.state and _distance(each, row) <= WINDOW), None)
+        newer = _newest(known, row)
+        known.append(row)
+        if echo is not None:
+            return "possible echo", echo
+        return (None, None) if newer is None else ("stale", newer)
+
+
+def _newest(known: Sequence[Row], row: Row) -> Row | None:
+    """Returns the row of another state with the latest event time, if this time is later than that of `row`."""
+    at = row.occurred_at
+    later = [each for each in known if at is not None and (each.occurred_at or 0) > at and each.state != row.state]
+    return max(later, key=lambda each: each.occurred_at or 0, default=None)
+
+
+def _distance(one: Row, other: Row) -> int:
+    return abs((one.occurred_at or 0) - (other.occurred_at or 0))
