@@ -49,6 +49,7 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.closed = False
+        self.unsent = 0
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -60,6 +61,9 @@ class Transport(asyncio.Transport):
         self.closed = True
 
     abort = close
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def can_write_eof(self) -> bool:
         return False

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from oncegate.errors import SettingError
-from oncegate.service.config import TrustedProxies, check_service, name_of, networks, routes_of, tls_of
+from oncegate.service.config import TrustedProxies, check_service, networks, tls_of
 from oncegate.settings import Settings, load
+from oncegate.settings.routes import name_of, routes_of
 
 
 class TestTrustedProxies:
@@ -33,6 +34,25 @@ class TestTrustedProxies:
         """Without configured proxies, X-Forwarded-For is ignored, even from this machine."""
         headers = [(b"x-forwarded-for", b"6.6.6.6")]
         assert TrustedProxies().sender({"client": ("127.0.0.1", 1), "headers": headers}) == "127.0.0.1"
+
+    @pytest.mark.parametrize(
+        ("scheme", "client", "proto", "expected"),
+        [
+            ("https", "192.0.2.1", b"http", True),
+            ("http", "10.0.0.1", b"https", True),
+            ("http", "10.0.0.1", b"HTTPS", True),
+            ("http", "10.0.0.1", b"http", False),
+            ("http", "10.0.0.1", b"", False),
+            ("http", "192.0.2.1", b"https", False),
+        ],
+    )
+    def test_https(self, scheme: str, client: str, proto: bytes, expected: bool) -> None:
+        """X-Forwarded-Proto counts only from trusted proxies."""
+        proxies = TrustedProxies(networks(["10.0.0.0/8"], "here"))
+        scope = {"scheme": scheme, "client": (client, 1), "headers": [(b"x-forwarded-proto", proto)]}
+        assert proxies.is_https(scope) is expected
+        assert TrustedProxies().is_https(scope) is (scheme == "https")
+        assert not proxies.is_https({"scheme": "http", "client": None, "headers": scope["headers"]})
 
 
 def settings(folder: Path, toml: str) -> Settings:
@@ -61,8 +81,8 @@ def test_routes_and_names(tmp_path: Path) -> None:
     ("toml", "message"),
     [
         ('[serve]\nmode = "inline"', "POST /events has no handler to run while the sender waits"),
-        ('store = "redis://h"', r"redis:// cannot store events until they are run; choose serve.mode=inline"),
-        ('mode = "mark_first"', r"serve.mode=inbox: .*; or choose serve.mode=inline"),
+        ('store = "redis://h"', r"redis:// cannot store events until they are run; .*--serve-mode inline, or mode"),
+        ('mode = "mark_first"', r"serve.mode=inbox: .*; or choose --serve-mode inline, or mode"),
     ],
 )
 def test_check_service(tmp_path: Path, toml: str, message: str) -> None:

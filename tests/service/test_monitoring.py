@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oncegate import Gate, open_store
 from oncegate.errors import StoreUnavailable
 from oncegate.service import monitoring
-from oncegate.service.monitoring import DeadLetterCounter, StoreProbe, probe
+from oncegate.service.monitoring import DeadLetterCounter, Readiness, StoreProbe, probe
 from oncegate.stores.base import CountsDeadLetters
 from oncegate.stores.memory import MemoryStore
 from oncegate.testing import ManualClock
@@ -197,3 +197,40 @@ def test_store_without_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "load", away)
     assert not asyncio.run(look.succeeds())
     look.close()
+
+
+def test_the_journal(service: Service) -> None:
+    """Rows of the journal are counted."""
+    before = metrics(service)
+    assert before["oncegate_journal_dropped_total",] == 0
+    service.post({"id": "journaled"})
+    until(lambda: metrics(service)["oncegate_journal_rows_total",] > before["oncegate_journal_rows_total",])
+
+
+def test_the_latency_of_the_store_is_the_median_of_probes() -> None:
+    """Failed probes are not counted: their time is that of the timeout."""
+
+    class SlowStore(MemoryStore):
+        takes: Any = iter((0.05, 0.1, None, 0.0))
+
+        def load(self, *arguments: Any, **options: Any) -> Any:
+            if (seconds := next(self.takes)) is None:
+                raise StoreUnavailable("down")
+            time.sleep(seconds)
+            return super().load(*arguments, **options)
+
+    async def main() -> list[int | None]:
+        with closing(Readiness(SlowStore())) as readiness:
+            found = [readiness.latency]
+            for _ in range(4):
+                await readiness.problem()
+                found.append(readiness.latency)
+            return found
+
+    before, first, _, third, fourth = asyncio.run(main())
+    assert before is None
+    assert first is not None
+    assert first >= 50_000
+    assert third is not None
+    assert third >= 100_000  # of two answers, the slower one; the error did not change it
+    assert fourth == first

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from oncegate.service.protocol import IdleConnections
+from oncegate.service import protocol as module
+from oncegate.service.protocol import BoundedProtocol, IdleConnections
 from tests.service.protocols import RecordingApp, Server, in_a_loop, post, turns
 from tests.service.running import INLINE, Service, receive_all, until
 
@@ -147,6 +148,31 @@ async def test_client_that_does_not_read() -> None:
     await turns()
     assert heard.written[0].startswith(b"HTTP/1.1 200")
     other.connection_lost(None)
+
+
+@in_a_loop
+@pytest.mark.parametrize("is_stopping", [False, True])
+async def test_reader_that_stops(is_stopping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is aborted if its client reads nothing for some seconds. A client that reads slowly is served."""
+    monkeypatch.setattr(BoundedProtocol, "_read_within", 0.1)
+    monkeypatch.setattr(module, "_READ_WITHIN_AT_STOP", 0.1)
+    server = Server(RecordingApp())
+    (slow, read), (stuck, unread) = server.connected(), server.connected()
+    for protocol, transport in ((slow, read), (stuck, unread)):
+        transport.unsent = 100_000
+        protocol.data_received(post(b"one"))
+        protocol.pause_writing()
+        if is_stopping:
+            protocol.shutdown()
+    while read.unsent > 0:
+        await asyncio.sleep(0.04)
+        read.unsent -= 20_000
+    assert (read.closed, unread.closed) == (False, True)
+    slow.resume_writing()
+    await asyncio.sleep(0.3)
+    assert read.closed is is_stopping  # a complete response ends a connection of a service that stops
+    for protocol in (slow, stuck):
+        protocol.connection_lost(None)
 
 
 def test_warning_once_a_minute(service: Service, many: ExitStack, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from oncegate.service.server import max_connections
 from tests.service.floods import HalfHandshakes, client_hello
-from tests.service.running import Service, certificate, receive_all
+from tests.service.running import INLINE, Service, certificate, receive_all
 
 
 @pytest.fixture
@@ -145,6 +145,14 @@ class TestUnfinishedHandshakes:
                 service.raw(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert "a TLS handshake with 127.0.0.1 did not end within 0.5 s" in service.stderr()
             assert service.stderr().count("a TLS handshake with 127.0.0.1 failed: HTTP_REQUEST") == 4
+
+
+def test_threads_give_the_interpreter_to_the_event_loop(tmp_path: Path) -> None:
+    """With the interval of 5 ms that is the default, the threads of the console would delay events."""
+    handler = "import sys\n\ndef handle(event):\n    open('interval', 'w').write(str(sys.getswitchinterval()))\n"
+    with Service(tmp_path, *INLINE, handler=handler) as service:
+        assert service.post({"id": "evt-1"}).status_code == 200
+    assert float((tmp_path / "interval").read_text()) == pytest.approx(0.0005)
 
 
 def test_file_limit_is_raised(tmp_path: Path) -> None:

@@ -20,10 +20,13 @@ import httpx
 import pytest
 
 from oncegate import __version__, open_store
+from oncegate.console.site import ServiceFigures
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import Handler
+from oncegate.journal import open_journal
 from oncegate.service.service import Service as InProcessService
 from oncegate.settings import load
+from oncegate.stores.sqlite.store import SqliteStore
 from tests.service.running import INLINE, Service, receive_all, until
 from tests.signatures.sending import whsec
 from tests.stores.redis_server import RedisServer
@@ -51,12 +54,13 @@ class TestLifecycle:
         fields = json.loads(line)
         assert list(fields) == ["time", "level", "logger", "message"]
         assert (fields["level"], fields["logger"]) == ("info", "oncegate.service")
-        address, unsigned = fields["message"].splitlines()
+        address, console, unsigned = fields["message"].splitlines()
         assert address == f"Oncegate {__version__} listens on {service.url} with the store sqlite:///oncegate.db."
+        assert console == f"The console is at {service.url}/console; its token is in oncegate.console-token."
         assert unsigned == "No signature is checked: every process on this machine can send events."
 
     def test_welcome_on_a_terminal(self, tmp_path: Path) -> None:
-        """On a terminal, the start message is text with a curl line to try."""
+        """On a terminal, the start message is text with the new token of the console and a curl line to try."""
         terminal, stderr = os.openpty()
         command = [sys.executable, "-m", "oncegate", "serve", "--port", "0", "--handler", "log"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=stderr)
@@ -71,8 +75,9 @@ class TestLifecycle:
             os.close(terminal)
         lines = text.replace("\r\n", "\n").splitlines()
         assert lines[0].startswith(f"Oncegate {__version__} listens on http://127.0.0.1:")
-        assert lines[4].startswith("  curl -s http://127.0.0.1:")
-        assert lines[6] == "A new event is stored and run. A copy of it is a duplicate. Stop with Ctrl-C."
+        assert lines[5] == f"  {(tmp_path / 'oncegate.console-token').read_text().strip()}"
+        assert lines[9].startswith("  curl -s http://127.0.0.1:")
+        assert lines[11] == "A new event is stored and run. A copy of it is a duplicate. Stop with Ctrl-C."
 
     def test_redriven_events_run(self, service: Service) -> None:
         """The running service runs redriven events."""
@@ -265,10 +270,30 @@ def in_process(folder: Path, toml: str, handler: Handler = lambda event: None) -
     return InProcessService(load(folder / "oncegate.toml", environ={}), {"/events": handler}, [])
 
 
+class TestFigures:
+    def test_an_inbox(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The figures need no read of the store, because events wait for its connection meanwhile. A store in a file
+        has no circuit breaker."""
+        with closing(in_process(tmp_path, f'store = "sqlite:///{tmp_path / "oncegate.db"}"')) as service:
+            service.add_console(["a token for tests, long enough"])
+            service._gates["/events"].admit([{"id": "evt-1"}, {"id": "evt-2"}])
+            with monkeypatch.context() as patched:
+                patched.delattr(SqliteStore, "_read")
+                figures = service._figures()
+        assert figures == ServiceFigures(in_flight=0, breakers={})
+
+    def test_a_remote_store(self, tmp_path: Path, redis: RedisServer) -> None:
+        """A store over a network has a circuit breaker for each route, and no inbox."""
+        toml = f'store = "{redis.url}"\nserve.mode = "inline"'
+        with closing(in_process(tmp_path, toml)) as service:
+            figures = service._figures()
+        assert figures == ServiceFigures(in_flight=0, breakers={"default": "closed"})
+
+
 class TestStart:
     def test_inbox_not_possible(self, tmp_path: Path) -> None:
         """If events cannot be stored, the service does not start, and the error names the alternative."""
-        with pytest.raises(SettingError, match=r"serve.mode=inbox: .*; or choose serve.mode=inline"):
+        with pytest.raises(SettingError, match=r"serve.mode=inbox: .*; or choose --serve-mode inline, or mode"):
             in_process(tmp_path, 'store = "memory://"\nmode = "mark_first"')
 
     @pytest.mark.parametrize("wrong", ['mode = "mark_first"', 'key = "json:nothing"', 'read.id = "."'])
@@ -317,3 +342,54 @@ class TestStart:
         with Service(tmp_path, toml=toml, environ={"CRM_SECRET": whsec(1)}) as service:
             assert f"POST {service.url}/events/crm  signature: standard-webhooks" in service.welcome
             assert f"POST {service.url}/events  unsigned: anyone who can reach it can send" in service.welcome
+
+
+def rows_of(folder: Path, name: str = "oncegate.journal.db") -> list[tuple[str, str | None, str]]:
+    """The place, id and status of each row of the journal, oldest first."""
+    with closing(open_journal(f"sqlite:///{folder}/{name}", create=False)) as journal:
+        return [(row.place, row.event_id, row.status) for row in reversed(journal.rows())]
+
+
+def test_the_journal(tmp_path: Path) -> None:
+    """The service and its worker write one journal beside the store, with the name of the route. The rows are there
+    after the processes have stopped."""
+    toml = '[route.crm]\nsignature = "none"\nnamespace = "customers"\n'
+    with Service(tmp_path, toml=toml, handled=False) as service:
+        service.post({"id": "evt-1"}, "/events/crm")
+        service.post({"id": "evt-1"}, "/events/crm")
+        command = [sys.executable, "-m", "oncegate", "work", "inbox", "--handler", "app:handle"]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as worker:
+            until(lambda: service.effects() == ["evt-1"])
+            worker.terminate()
+            worker.communicate(timeout=30)
+        service.stop()
+    assert sorted(rows_of(tmp_path)) == [
+        ("crm", "evt-1", "accepted"),
+        ("crm", "evt-1", "duplicate"),
+        ("crm", "evt-1", "processed"),
+    ]
+
+
+def test_the_journal_is_off(tmp_path: Path) -> None:
+    """With journal = "off" no journal is written."""
+    with Service(tmp_path, "--journal", "off") as service:
+        service.post({"id": "evt-1"})
+        until(lambda: service.effects() == ["evt-1"])
+        service.stop()
+    assert not list(tmp_path.glob("*journal*"))
+
+
+def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
+    """If the journal's file is locked or cannot be made, the service answers and runs events as always."""
+    (tmp_path / "folder.db").mkdir()
+    with Service(tmp_path, "--journal", "sqlite:///folder.db") as service:
+        took = []
+        for number in range(50):
+            began = time.monotonic()
+            assert service.post({"id": f"evt-{number}"}).json()["status"] == "accepted"
+            took.append(time.monotonic() - began)
+        until(lambda: len(service.effects()) == 50)
+        until(lambda: "oncegate_journal_dropped_total 100.0" in service.client.get("/metrics").text)
+        assert max(took) < 2
+        assert service.stop() in (0, -signal.SIGTERM)
+        assert service.stderr().count("the journal drops rows; events are not affected") == 1

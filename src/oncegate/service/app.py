@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from oncegate.console.app import TAIL, Console, is_console
 from oncegate.ingress.http_answers import CLOSE, HttpAnswer, problem
 from oncegate.service.admission import InFlightBudget, InFlightLimitReached
 from oncegate.service.config import TrustedProxies
@@ -65,6 +66,7 @@ class App:
         self._metrics_verifier = metrics_verifier
         self._metrics_apart = metrics_apart
         self._blocked = blocked
+        self.console: Console | None = None  # set before the first request
         self._stop: Callable[[], object] | None = None
         self._is_broken = False
         self.draining = False
@@ -74,6 +76,9 @@ class App:
         if scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
         elif scope["type"] == "http":
+            if self.console is not None and scope["path"] == TAIL and scope["method"] == "GET":
+                await self.console.stream(scope, receive, send)
+                return
             try:
                 await _send(send, await self.respond(scope, receive))
             except (ClientDisconnected, asyncio.CancelledError):
@@ -82,7 +87,11 @@ class App:
     def respond(self, scope: Scope, body: bytes | Receive) -> Coroutine[Any, Any, HttpAnswer]:
         """Return the response to a request. `body` is the complete body, or the ASGI function that receives it."""
         route = self._routes.get(scope["path"])
-        return self._get(scope) if route is None else self._post(route, scope, body)
+        if route is not None:
+            return self._post(route, scope, body)
+        if self.console is not None and is_console(scope["path"]):
+            return self._show(self.console, scope, body)
+        return self._get(scope)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -124,6 +133,9 @@ class App:
             budget.release_bytes(len(body))
 
     # ── everything else ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _show(self, console: Console, scope: Scope, body: bytes | Receive) -> HttpAnswer:
+        return await console.respond(scope, body if isinstance(body, bytes) else await _receive_body(body))
 
     async def metrics_only(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """The ASGI application that serves /metrics at its separate address."""
@@ -177,12 +189,17 @@ class App:
         if self._stop is not None:
             self._stop()
 
+    def _end(self, stop: asyncio.Event) -> None:
+        stop.set()
+        if self.console is not None:
+            self.console.stop_streams()
+
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if self._on_start is not None:
             await self._on_start()
         stop = asyncio.Event()
-        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._end, stop)
         workers = [asyncio.create_task(self._run_route(route, stop)) for route in self._routes.values()]
         if self._readiness is not None:
             workers.append(asyncio.create_task(self._readiness.watch(stop)))

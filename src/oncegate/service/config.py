@@ -15,31 +15,16 @@ from oncegate.gate.options import check_inbox
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
 from oncegate.settings.parsing import uses_webhook_id
-from oncegate.settings.routes import UNSIGNED
-from oncegate.settings.schema import HANDLER_OPTIONS, TABLES
+from oncegate.settings.routes import UNSIGNED, is_described, routes_of
+from oncegate.settings.schema import HANDLER_OPTIONS
 from oncegate.signatures import Verifier, verifier_of
 from oncegate.signatures.senders import bearer, check_name
 from oncegate.stores import keeps_events
 
-DEFAULT = "default"
 _SIGNS_IDS = "standard-webhooks"
 
 
 # ── routes ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def routes_of(settings: Settings) -> dict[str, Settings]:
-    """The settings of every route, by path. The path `/events` is included if `serve.signature` is set, or if there is
-    no other route."""
-    routes = {f"/events/{name}": route for name, route in settings.routes.items()}
-    if not routes or settings.chosen("serve.signature") is not None:
-        routes["/events"] = settings
-    return routes
-
-
-def name_of(path: str) -> str:
-    """The name of the route that is served at this path."""
-    return path.removeprefix("/events").removeprefix("/") or DEFAULT
 
 
 def is_open(route: Settings) -> bool:
@@ -50,11 +35,6 @@ def is_open(route: Settings) -> bool:
 def has_handler(route: Settings) -> bool:
     """Whether the route has a handler, or forwards or publishes its events."""
     return any(route[f"serve.{option}"] is not None for option in HANDLER_OPTIONS)
-
-
-def is_described(settings: Settings) -> bool:
-    """Whether the settings configure a service."""
-    return bool(settings.routes) or any(settings.chosen(setting.path) is not None for setting in TABLES["serve"])
 
 
 def check_mode(settings: Settings) -> None:
@@ -74,7 +54,7 @@ def check_service(settings: Settings) -> None:
     settings.check_store()
     if not keeps_events(settings["store"]):
         store = settings["store"].partition("://")[0]
-        raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store)}")
+        raise SettingError(f"{settings.where('serve.mode')}=inbox: {_NO_INBOX.format(store=store, inline=_INLINE)}")
     for route in routes.values():
         try:
             check_inbox("inbox()", has_inbox=True, marks_first=route["mode"] == "mark_first")
@@ -84,18 +64,19 @@ def check_service(settings: Settings) -> None:
 
 _NO_HANDLER = (
     "POST {path} has no handler to run while the sender waits; name one with handler, forward or publish (handler=log"
-    " only logs each event), or choose serve.mode=inbox with SQLite or Postgres, which stores events for oncegate work"
-    " inbox"
+    " only logs each event), or store events for oncegate work inbox, with SQLite or Postgres: --serve-mode inbox, or"
+    ' mode = "inbox" in [serve]'
 )
 _NO_INBOX = (
-    "{store}:// cannot store events until they are run; choose serve.mode=inline, which runs a handler while the sender"
-    " waits, or use SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox"
+    "{store}:// cannot store events until they are run; run a handler while the sender waits ({inline}), or use SQLite"
+    " (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox"
 )
+_INLINE = '--serve-mode inline, or mode = "inline" in [serve]'
 
 
 def inbox_error(settings: Settings, error: SettingError) -> SettingError:
     """An error that says why serve.mode=inbox is not possible, and names the alternative."""
-    return SettingError(f"{settings.where('serve.mode')}=inbox: {error}; or choose serve.mode=inline")
+    return SettingError(f"{settings.where('serve.mode')}=inbox: {error}; or choose {_INLINE}")
 
 
 # ── signatures ────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +162,8 @@ def networks(written: Sequence[str], where: str) -> list[Network]:
 
 
 class TrustedProxies:
-    """Finds the address of the sender. Uses `X-Forwarded-For` only if the request comes from one of these proxies."""
+    """Finds the address of the sender, and whether the sender uses https. Uses `X-Forwarded-For` and
+    `X-Forwarded-Proto` only if the request comes from one of these proxies."""
 
     def __init__(self, networks: Sequence[Network] = ()) -> None:
         self._networks = tuple(networks)
@@ -200,6 +182,15 @@ class TrustedProxies:
             if not self._is_trusted(address):
                 break
         return nearest
+
+    def is_https(self, scope: dict[str, Any]) -> bool:
+        """Whether the connection is encrypted, or a trusted proxy says that the connection of its client is."""
+        if scope["scheme"] == "https":
+            return True
+        client = scope.get("client")
+        if not self._networks or not client or not self._is_trusted(client[0]):
+            return False
+        return any(name == b"x-forwarded-proto" and value.lower() == b"https" for name, value in scope["headers"])
 
     def _is_trusted(self, address: str) -> bool:
         return _is_address(address) and any(ip_address(address) in network for network in self._networks)

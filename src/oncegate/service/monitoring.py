@@ -5,7 +5,8 @@ A probe answers within a second, even if the store hangs. docs/reference/metrics
 
 import asyncio
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from prometheus_client.registry import Collector
 from oncegate.claims import Address
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError, StoreUnavailable
+from oncegate.journal import Recorder
 from oncegate.stores.base import CanProbe, Store, count_dead_letters
 
 _log = logging.getLogger("oncegate.service")
@@ -26,6 +28,7 @@ _log = logging.getLogger("oncegate.service")
 _PROBE_TIMEOUT = 1.0  # seconds
 _STORE_PROBE_TIMEOUT = 800_000  # microseconds; less than _PROBE_TIMEOUT, so that the store can report the error
 _WATCH_INTERVAL = 30.0  # seconds
+_RECENT_PROBES = 9
 _COUNT_INTERVAL = 60_000_000  # microseconds
 _MAX_COUNTED = 1_000
 _ABSENT = [Address("oncegate.service", b"ready")]
@@ -42,6 +45,7 @@ class StoreProbe:
         self._call = call
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncegate-probe")
         self._pending: Future[object] | None = None
+        self.durations: deque[float] = deque(maxlen=_RECENT_PROBES)  # seconds that the last successful calls took
 
     async def succeeds(self) -> bool:
         """Call the store. Returns whether it answered within a second and without an error."""
@@ -50,7 +54,7 @@ class StoreProbe:
     async def error(self) -> StoreError | None:
         """Call the store, or join the call in progress. Returns its error or timeout; None if it succeeded."""
         if self._pending is None or self._pending.done():
-            self._pending = self._thread.submit(self._call)
+            self._pending = self._thread.submit(self._call_timed)
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT):
                 await asyncio.shield(asyncio.wrap_future(self._pending))
@@ -59,6 +63,11 @@ class StoreProbe:
         except TimeoutError:
             return StoreUnavailable(f"the store did not answer within {_PROBE_TIMEOUT:.0f} s")
         return None
+
+    def _call_timed(self) -> None:
+        start = time.perf_counter()
+        self._call()
+        self.durations.append(time.perf_counter() - start)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False)
@@ -77,6 +86,12 @@ class Readiness:
     def __init__(self, store: Store) -> None:
         self._probe = probe(store)
         self._last: str | None = None
+
+    @property
+    def latency(self) -> int | None:
+        """The median of the last probes in microseconds; None if the store has not answered yet."""
+        recent = sorted(self._probe.durations)
+        return int(recent[len(recent) // 2] * 1_000_000) if recent else None
 
     async def problem(self) -> str | None:
         """Probe the store. Returns why it is not usable, without its address, because the answer is public; None if the
@@ -213,6 +228,10 @@ class Metrics:
         """The counter of events by (status, kind), which the route updates. The gate counts events by status only."""
         return self._deliveries.kinds(route)
 
+    def journal(self, recorder: Recorder) -> None:
+        """At each scrape, read the number of rows that the recorder has written and dropped."""
+        self._registry.register(JournalRows(recorder))
+
     def latency(self, route: str) -> Callable[[float], None]:
         return self._latency.labels(route).observe
 
@@ -277,3 +296,16 @@ class Deliveries(Collector):
             if area == "event" and status != "kept" and rest > 0:
                 found[status, ""] = rest
         return found
+
+
+class JournalRows(Collector):
+    """Collects how many rows the journal has written and dropped."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily("oncegate_journal_rows", "Rows written to the journal.", value=self._recorder.written)
+        yield CounterMetricFamily(
+            "oncegate_journal_dropped", "Rows that the journal has dropped.", value=self._recorder.dropped
+        )

@@ -33,6 +33,8 @@ _MAX_HEADERS: Final = 100
 _MAX_HEAD_BYTES: Final = 32 * 1024
 _MAX_PIPELINED: Final = 16
 _LINGER: Final = 1.0  # seconds
+_READ_WITHIN: Final = 10.0  # seconds in which a client must read something of its response
+_READ_WITHIN_AT_STOP: Final = 2.0  # seconds
 _WARN_INTERVAL: Final = 60.0  # seconds
 _TOO_MANY_HEADERS: Final = f"more than {_MAX_HEADERS} headers, or more than {_MAX_HEAD_BYTES} bytes of headers"
 
@@ -227,6 +229,8 @@ class BoundedProtocol(DirectProtocol):
     handshakes: ClassVar[dict[socket.socket, float]]
     accepted: socket.socket | None = None  # with TLS: the socket of this connection, whose handshake has ended
     _deadline: TimerHandle | None = None
+    _reader_check: TimerHandle | None = None
+    _read_within = _READ_WITHIN
     _rejection: tuple[int, str] | None = None  # code and detail, for `send_400_response`
     _last_response = b""  # the rejection, written after the responses to earlier requests
     _is_rejected = False  # if true, no further bytes are parsed
@@ -249,6 +253,8 @@ class BoundedProtocol(DirectProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        if self._reader_check is not None:
+            self._reader_check.cancel()
         super().connection_lost(exc)
         self.idle.pop(self, None)
         self.unfinished.remove(self)
@@ -281,6 +287,34 @@ class BoundedProtocol(DirectProtocol):
         even if a request is in flight."""
         super().pause_writing()
         self._add_to_idle()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reader_check is not None:
+            self._watch_reader()
+
+    def shutdown(self) -> None:
+        """Finish the request in flight, then close. uvicorn waits for the connection, also if its client does not read:
+        a live tail of the console would delay the stop by `serve.drain_within`."""
+        super().shutdown()
+        self._read_within = _READ_WITHIN_AT_STOP
+        self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        if self._reader_check is not None:
+            self._reader_check.cancel()
+        unsent = self.transport.get_write_buffer_size()
+        self._reader_check = self.loop.call_later(self._read_within, self._check_reader, unsent)
+
+    def _check_reader(self, unsent_before: int) -> None:
+        """Abort the connection if the client has read nothing since the last check. A slow client is not aborted."""
+        self._reader_check = None
+        unsent = self.transport.get_write_buffer_size()
+        if 0 < unsent_before <= unsent:
+            self.transport.abort()
+        elif unsent or self._read_within == _READ_WITHIN_AT_STOP:
+            self._watch_reader()
 
     def data_received(self, data: bytes) -> None:
         if self._is_rejected:

@@ -8,25 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from oncegate.clocks import since_boot, wall
+from oncegate.console.access import Access
+from oncegate.console.app import Console
+from oncegate.console.site import ServiceFigures, Site
 from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, StoreUnavailable
 from oncegate.gate import Gate
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, log_outcomes
+from oncegate.journal import Recorder
 from oncegate.service.admission import Admission, InboxAdmission, InFlightBudget, InlineAdmission
 from oncegate.service.app import App
 from oncegate.service.config import (
     check_keys,
     inbox_error,
     metrics_verifier,
-    name_of,
     proxies_of,
-    routes_of,
     verifier_for,
 )
 from oncegate.service.monitoring import DeadLetterCounter, Metrics, Readiness, StoreProbe
 from oncegate.service.route import NO_LIMITS, Limits, LiveKeys, Rate, Route
 from oncegate.settings import Settings
+from oncegate.settings.routes import name_of, routes_of
 from oncegate.signatures import Verifier
 from oncegate.stores.base import Inbox, scan
 
@@ -40,7 +43,11 @@ class Service:
     """Holds the parts of a running service, starts them and stops them."""
 
     def __init__(
-        self, settings: Settings, handlers: Mapping[str, AsyncHandler | Handler | None], observers: Sequence[Observer]
+        self,
+        settings: Settings,
+        handlers: Mapping[str, AsyncHandler | Handler | None],
+        observers: Sequence[Observer],
+        recorder: Recorder | None = None,
     ) -> None:
         self._settings = settings
         self.ended = True
@@ -48,9 +55,12 @@ class Service:
         self._route_settings = routes_of(settings)
         check_keys(settings)
         verifiers = {path: verifier_for(route) for path, route in self._route_settings.items()}
-        proxies, token_verifier = proxies_of(settings), metrics_verifier(settings)
+        self._proxies, token_verifier = proxies_of(settings), metrics_verifier(settings)
         self._has_log = log_outcomes(observers)
+        self._recorder = recorder
         self._metrics = Metrics()
+        if recorder is not None:
+            self._metrics.journal(recorder)
         self._threads = ThreadPoolExecutor(settings["threads"], thread_name_prefix="oncegate-worker")
         self._may_start_without_store = any(
             route["on_store_error"] == "unguarded" for route in self._route_settings.values()
@@ -62,17 +72,19 @@ class Service:
         self._dead_letters = DeadLetterCounter(self._store, namespaces, self._report_dead_letters, since_boot)
         try:
             self._gates = {
-                path: route.gate(self._store, observers=observers) for path, route in self._route_settings.items()
+                path: route.gate(self._store, observers=[*observers, *self._recorder_of(path)])
+                for path, route in self._route_settings.items()
             }
             self._routes = {path: self._route(path, handlers[path], verifiers[path]) for path in self._route_settings}
         except BaseException:  # the service will not start, so the store must not stay open
             self._store.close()
             raise
+        self._budget = InFlightBudget(settings["max_in_hand"], settings["serve.max_bytes_in_hand"])
         self.app = App(
             self._routes,
             self._metrics,
-            budget=InFlightBudget(settings["max_in_hand"], settings["serve.max_bytes_in_hand"]),
-            proxies=proxies,
+            budget=self._budget,
+            proxies=self._proxies,
             readiness=self._readiness,
             blocked=self._blocked_reason,
             update_metrics=self._update_metrics,
@@ -80,6 +92,26 @@ class Service:
             metrics_verifier=token_verifier,
             metrics_apart=settings["serve.metrics_host"] is not None,
         )
+
+    def add_console(self, tokens: Sequence[str], address: str | None = None) -> None:
+        """Serve the console at /console, for people who have one of these tokens. Must be called before the start.
+        `address` is the URL at which the service listens, for the commands that the console shows. The console opens
+        the store again, so that its pages do not delay events. A store in memory cannot be opened again."""
+        in_memory = self._settings["store"].startswith("memory://")
+        site = Site(self._settings, (lambda: self._store) if in_memory else None, self._figures, address)
+        self.app.console = Console(site, Access(tokens), self._proxies)
+
+    def _figures(self) -> ServiceFigures:
+        """Figures that need no read of the store: a read would use the connection that events wait for."""
+        breakers = {name_of(path): gate._engine.breaker for path, gate in self._gates.items()}
+        return ServiceFigures(
+            in_flight=self._budget.requests,
+            breakers={route: breaker.state for route, breaker in breakers.items() if breaker is not None},
+            store_latency=self._readiness.latency,
+        )
+
+    def _recorder_of(self, path: str) -> list[Observer]:
+        return [] if self._recorder is None else [self._recorder.of(name_of(path))]
 
     def _route(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Route:
         settings, gate, name = self._route_settings[path], self._gates[path], name_of(path)
@@ -136,9 +168,15 @@ class Service:
         self._drained.set()
         for gate in self._gates.values():
             gate.close()
+        if self.app.console is not None:
+            self.app.console.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     async def _start(self) -> None:
-        """For each route with `max_live_keys`, count the records that are already in the store."""
+        """Start the recorder. For each route with `max_live_keys`, count the records that are already in the store."""
+        if self._recorder is not None:
+            self._recorder.start()
         for path, route in self._routes.items():
             if (limit := route.limits.live_keys) is not None:
                 try:

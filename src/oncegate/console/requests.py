@@ -1,0 +1,60 @@
+"""Requests and responses of the console."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from htpy import Renderable
+from msgspec import Struct
+
+from oncegate.ingress.http_answers import HttpAnswer
+
+PREFIX: Final = "/console"
+_MOST_FIELDS: Final = 200  # of a form or a query
+_HTML: Final = (b"content-type", b"text/html; charset=utf-8")
+
+
+class Request(Struct, frozen=True):
+    """A request of a person who is logged in. `path` starts after `/console`. `user` is the name that the person gave
+    at login. `csrf` is the token that every form must send. `site_name` says which store the console shows."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    form: Mapping[str, str]
+    sender: str = ""
+    user: str = ""
+    csrf: str = ""
+    site_name: str = ""
+
+    def url(self, **changes: object) -> str:
+        """Returns the address of this page with other parameters. A parameter with the value None is left out."""
+        return link(self.path, {**self.query, **changes})
+
+
+def link(path: str, query: Mapping[str, object] | None = None) -> str:
+    """Returns the address of a page of the console. `path` starts after `/console`. Parameters with the value None or
+    "" are left out."""
+    given = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
+    return f"{PREFIX}{path}{'?' if given else ''}{urlencode(given)}"
+
+
+def page(content: Renderable, code: int = 200) -> HttpAnswer:
+    return HttpAnswer(code, str(content).encode(errors="replace"), [_HTML])
+
+
+def redirect(to: str) -> HttpAnswer:
+    """Returns a response after which the browser loads another page with GET. `to` is an address of this site."""
+    return HttpAnswer(303, b"", [(b"location", to.encode())])
+
+
+def fields(encoded: bytes) -> dict[str, str]:
+    """Returns the fields of a query or a form. If a name occurs several times, the last value counts. Raises ValueError
+    if there are too many fields."""
+    text = encoded.decode("utf-8", "replace")
+    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="replace"))
+
+
+def header(scope: Mapping[str, Any], name: bytes) -> str | None:
+    """Returns the first header with this name in lower case."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
