@@ -12,13 +12,16 @@ TESTERS := 3
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run quickstart test check build bench bench-scale prove reference lock clean
+.PHONY: help run demo quickstart test check build bench bench-scale prove reference screenshots lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(READY) ## start the service with the SQLite store, and print a curl command to try it
 	@$(BIN)/oncegate serve --handler log
+
+demo: $(READY) ## start the service and its console, with a minute of simulated traffic
+	@$(BIN)/python examples/demo/demo.py
 
 quickstart: $(READY) ## send one event in five wrappings through an emulator of AWS: one effect
 	@$(BIN)/python examples/quickstart/run.py
@@ -46,6 +49,9 @@ prove: $(READY) ## run the long proofs and write docs/proof.md
 
 reference: $(READY) ## update the generated tables in docs/reference and the README
 	$(BIN)/python -m tests.reference
+
+screenshots: $(READY) ## take the pictures of the console in docs/images
+	$(BIN)/python -m tests.screenshots
 
 lock: ## update requirements.lock from pyproject.toml (needs uv)
 	uv export --quiet --no-header --no-emit-project --all-extras --all-groups --no-annotate -o requirements.lock

@@ -8,7 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import gate, imports, inbox, lambdas, memory, postgres, reading, redis, scale, service, sqlite, sqs
+from benchmarks import (
+    console,
+    gate,
+    imports,
+    inbox,
+    journal,
+    lambdas,
+    memory,
+    postgres,
+    reading,
+    redis,
+    scale,
+    service,
+    sqlite,
+    sqs,
+)
 from benchmarks.measure import Sizes
 from benchmarks.progress import Progress
 from benchmarks.report import Row, as_json, show
@@ -26,6 +41,8 @@ PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
     "sqs": sqs.rows,
     "service": service.rows,
     "inbox": inbox.rows,
+    "journal": journal.rows,
+    "console": console.rows,
     "imports": imports.rows,
     "lambda": lambdas.rows,
 }
@@ -46,6 +63,7 @@ FULL = Sizes(
     sqs_events=1_000,
     http_requests=20_000,
     inbox_seconds=20.0,
+    journal_rows=1_000_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -65,6 +83,7 @@ QUICK = Sizes(
     sqs_events=100,
     http_requests=500,
     inbox_seconds=1.0,
+    journal_rows=20_000,
     imports=3,
     scale_keys=20_000,
 )

@@ -33,6 +33,7 @@ class Sizes:
     sqs_events: int
     http_requests: int
     inbox_seconds: float
+    journal_rows: int
     imports: int
     scale_keys: int
 

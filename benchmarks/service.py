@@ -28,19 +28,19 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
     serve += ["--store", "sqlite:///webhooks.db"]
     bare_server, keeping_server = ["-m", "benchmarks.bare"], ["-m", "benchmarks.bare", "--keeping"]
     with (
-        _started(folder, "bare", bare_server) as bare,
-        _started(folder, "keeping", keeping_server) as keeping,
-        _started(folder, "service", serve) as service,
+        started(folder, "bare", bare_server) as bare,
+        started(folder, "keeping", keeping_server) as keeping,
+        started(folder, "service", serve) as service,
     ):
         rounds: list[dict[str, LoadResult]] = []
         for number in range(1 - sizes.warm_ups, sizes.rounds + 1):
             progress.step(f"round {number} of {sizes.rounds}" if number > 0 else "warming up")
             rounds.append(
                 {
-                    "bare": _load(bare, sizes.http_requests),
-                    "new": _load(service, sizes.http_requests),
-                    "stored": _load(keeping, sizes.http_requests),
-                    "storm": _load(service, sizes.http_requests, "--storm"),
+                    "bare": load(bare, sizes.http_requests),
+                    "new": load(service, sizes.http_requests),
+                    "stored": load(keeping, sizes.http_requests),
+                    "storm": load(service, sizes.http_requests, "--storm"),
                 }
             )
     counted = rounds[sizes.warm_ups :]
@@ -80,7 +80,7 @@ def _median(rounds: Sequence[dict[str, LoadResult]], figure: Callable[[dict[str,
     return statistics.median(figure(result) for result in rounds)
 
 
-def _load(url: str, requests: int, *options: str) -> LoadResult:
+def load(url: str, requests: int, *options: str) -> LoadResult:
     command = [sys.executable, "-m", "benchmarks.load", url, "--requests", str(requests), *options]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: LoadResult = json.loads(done.stdout)
@@ -89,7 +89,7 @@ def _load(url: str, requests: int, *options: str) -> LoadResult:
 
 
 @contextmanager
-def _started(folder: Path, name: str, command: list[str]) -> Iterator[str]:
+def started(folder: Path, name: str, command: list[str]) -> Iterator[str]:
     """Start a server in its own process. Returns its address, which is the first line that it prints."""
     output = folder / f"{name}.out"
     root = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 HAS_STATM = Path("/proc/self/statm").exists()  # without it the memory of a key is not measured
 
 
-@pytest.mark.parametrize(("options", "rows"), [([], 25 + HAS_STATM), (["--scale"], 2)])
+@pytest.mark.parametrize(("options", "rows"), [([], 29 + HAS_STATM), (["--scale"], 2)])
 def test_every_row_is_measured(options: list[str], rows: int) -> None:
     """A quick run prints every row, with positive figures."""
     command = [sys.executable, "-m", "benchmarks", "--quick", "--output", "json", *options]
