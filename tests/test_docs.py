@@ -18,6 +18,7 @@ from oncegate import Event, Gate, Outcome, read
 from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
 from oncegate.cli.serve import welcome
+from oncegate.console.tokens import Login
 from oncegate.gate.outcome import Status
 from oncegate.ingress.http_answers import answer_of
 from oncegate.settings import load
@@ -152,7 +153,9 @@ def test_the_line_to_try_is_the_one_printed() -> None:
     """The README shows the line that `make run` prints, and the tutorial shows all that it prints."""
     url, store = "http://127.0.0.1:8080", "sqlite:///oncegate.db"
     settings = load(environ={}, flags={"store": store, "serve.handler": "log"})
-    printed = "\n".join(welcome(settings, url))
+    (token,) = re.findall(r"^ {6}([\w-]{43})$", TUTORIAL, re.MULTILINE)
+    login = Login((token,), generated=token, file="oncegate.console-token")
+    printed = "\n".join(welcome(settings, url, login=login))
     (line,) = re.findall(r"curl .+", printed)
     assert line in README
     assert textwrap.indent(printed, "    ") in TUTORIAL

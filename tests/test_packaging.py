@@ -115,13 +115,13 @@ def served(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_the_wheel_has_the_package_only(built: Built) -> None:
-    """The wheel has each file of the package (also SQL, Lua and py.typed), the licence, and nothing else."""
+    """The wheel has each file of the package (also SQL, Lua, styles and py.typed), the licence, and nothing else."""
     package = ROOT / "src" / "oncegate"
     files = {f"oncegate/{path.relative_to(package)}" for path in package.rglob("*") if path.is_file()}
     with zipfile.ZipFile(built.wheel) as archive:
         shipped = set(archive.namelist())
     expected = {name for name in files if not name.endswith(".pyc")}
-    assert {Path(name).suffix for name in expected} == {".py", ".sql", ".lua", ".typed"}
+    assert {Path(name).suffix for name in expected} == {".py", ".sql", ".lua", ".typed", ".css", ".js", ".svg"}
     about = {name for name in shipped if name.startswith(f"oncegate-{__version__}.dist-info/")}
     assert shipped - about == expected
     assert f"oncegate-{__version__}.dist-info/licenses/LICENSE" in about

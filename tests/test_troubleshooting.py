@@ -11,9 +11,9 @@ import pytest
 
 from oncegate import Gate, keys, open_store
 from oncegate.cli.main import run
-from oncegate.cli.records import sentence
 from oncegate.errors import StoreError
 from oncegate.gate.options import DEFAULTS, OPTIONS
+from oncegate.inspection.records import sentence
 from oncegate.stores.memory import MemoryStore
 from oncegate.stores.redis import checks
 from oncegate.testing import ManualClock

@@ -8,6 +8,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from oncegate import Outcome, read
 from oncegate.gate import Notice, observers
+from oncegate.journal import open_recorder
 from oncegate.service.monitoring import Metrics
 from tests.reference.markdown import Rows, code, table
 
@@ -27,7 +28,9 @@ def _families() -> list[tuple[Any, tuple[str, ...]]]:
     """Each metric with the names of its labels. prometheus_client shows labels only on samples, and a metric that has
     counted nothing has no samples. So the labels are read from the collector, or from the metric that it returns."""
     found: list[tuple[Any, tuple[str, ...]]] = []
-    for collector in Metrics()._registry._collector_to_names:
+    metrics = Metrics()
+    metrics.journal(open_recorder("sqlite:///never-opened.db"))
+    for collector in metrics._registry._collector_to_names:
         for family in collector.collect():
             holder: Any = collector if isinstance(collector, MetricWrapperBase) else family
             found.append((family, tuple(holder._labelnames)))
