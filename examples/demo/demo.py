@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn
 
 import httpx
 
@@ -84,7 +84,7 @@ def show(folder: Path, process: subprocess.Popen[bytes], url: str, token: str, g
     print(f"Token    {token}\n")
     print(f"The demo sends events for {given.seconds} s: duplicates, conflicts, failures and a storm.")
     print("Ctrl-C stops the service and deletes its files.\n")
-    with (folder / "log.jsonl").open() as file:
+    with (folder / "log.jsonl").open("rb") as file:
         log = Log(file)
         send(folder, url, given, log)
         drain(log)
@@ -166,14 +166,16 @@ def invoices(number: int, steps: int) -> Iterator[dict[str, Any]]:
 class Log:
     """Counts the statuses in the log of the service. `waiting` has the events that are accepted and not settled."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self._rest = b""  # the start of a line that the service has not written completely
         self._counts: Counter[str] = Counter()
         self.waiting: set[str] = set()
 
     def read(self) -> None:
         """Read the lines that are new."""
-        for line in self._file:
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        for line in lines:
             event = json.loads(line)
             self._counts[event["status"]] += 1
             if event["status"] == "accepted":

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -51,3 +52,17 @@ def test_it_stays_until_ctrl_c(tmp_path: Path) -> None:
         process.wait()
     assert output.read_text().endswith("The service is stopped, and its files are deleted.\n")
     assert list(tmp_path.iterdir()) == [output]
+
+
+def test_a_line_that_is_not_complete(tmp_path: Path) -> None:
+    """The demo reads the log while the service writes it. The rest of a line is read with the next lines."""
+    log = tmp_path / "log.jsonl"
+    log.write_bytes('{"status":"accepted","key":"é'.encode()[:-1])
+    with log.open("rb") as file:
+        counts = runpy.run_path(COMMAND[1])["Log"](file)
+        counts.read()
+        assert counts.waiting == set()
+        with log.open("ab") as end:
+            end.write('é"}\n'.encode()[1:])
+        counts.read()
+        assert counts.waiting == {"é"}

@@ -59,6 +59,7 @@ def running_demo(folder: Path, *options: str) -> Iterator[Demo]:
         )
         found = re.match(r"Console  (http://\S+)/console\nToken    (\S+)\n", output.read_text())
         assert found, output.read_text()
+        assert process.poll() is None, output.read_text()
         yield Demo(found[1], found[2], next(folder.glob("oncegate-demo-*")))
     finally:
         stop(process)
