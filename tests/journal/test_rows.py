@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from oncegate.claims import COMPLETED, EventSummary, Record
 from oncegate.events import Event, Evidence, Key
 from oncegate.gate.outcome import Outcome
@@ -40,6 +42,21 @@ def test_fields_of_an_outcome() -> None:
     assert (fields.delivery_id, fields.attempt, fields.worker, fields.at) == ("m-1", 2, "w", AT)
     assert (fields.took, fields.lag) == (1_000_000, 4_000_000)
     assert (fields.original, fields.original_at) == ("evt-0", AT - 7)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "webhook_id", "expected"),
+    [
+        (Evidence(message_id="m-1", request_id="r-1"), "msg_1", "m-1"),
+        (Evidence(request_id="r-1"), "msg_1", "msg_1"),
+        (Evidence(request_id="r-1"), None, "r-1"),
+        (Evidence(), None, None),
+    ],
+)
+def test_the_id_of_a_delivery(evidence: Evidence, webhook_id: str | None, expected: str | None) -> None:
+    """A delivery is found by the id that the sender knows: of the message, of the webhook, or of the request."""
+    one = event(evidence=evidence, webhook_id=webhook_id)
+    assert fields_of(Outcome("processed", one, KEY), AT, "w").delivery_id == expected
 
 
 def test_an_outcome_with_little() -> None:

@@ -23,7 +23,7 @@ from oncegate import __version__, open_store
 from oncegate.console.site import ServiceFigures
 from oncegate.errors import SettingError
 from oncegate.gate.handlers import Handler
-from oncegate.journal import open_journal
+from oncegate.journal import RowFilter, open_journal
 from oncegate.service.service import Service as InProcessService
 from oncegate.settings import load
 from oncegate.stores.sqlite.store import SqliteStore
@@ -368,6 +368,18 @@ def test_the_journal(tmp_path: Path) -> None:
         ("crm", "evt-1", "duplicate"),
         ("crm", "evt-1", "processed"),
     ]
+
+
+def test_a_delivery_is_found_by_its_request_id(tmp_path: Path) -> None:
+    """A proxy gives each request an id. The two deliveries of one event are found by the ids of their requests."""
+    with Service(tmp_path) as service:
+        for request_id in ("r-1", "r-2"):
+            service.client.post("/events", json={"id": "evt-1"}, headers={"X-Request-ID": request_id})
+        service.stop()
+    with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db", create=False)) as journal:
+        found = [[row.status for row in journal.rows(RowFilter(term=term))] for term in ("r-1", "r-2", "r-3")]
+    assert found[0][-1] == "accepted"  # an attempt that follows at once has the id too
+    assert found[1:] == [["duplicate"], []]
 
 
 def test_the_journal_is_off(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, astuple
 
-from oncegate.events import NO_EVIDENCE
+from oncegate.events import Event
 from oncegate.gate.job import shortened
 from oncegate.gate.outcome import Outcome
 from oncegate.journal.leaves import LONGEST_NAME, Shape
@@ -169,13 +169,13 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
     """Returns the fields of a row for this outcome, without its details."""
     event, key, original = outcome.event, outcome.key, outcome.original
     event_id, entity, part, state = event.id, event.entity, event.part, event.state
-    evidence, kept, took = event.evidence, outcome.kept, outcome.took
+    kept, took = outcome.kept, outcome.took
     lag = None if event.occurred_at is None else at - (took or 0) - microseconds_of(event.occurred_at)
     return Fields(
         b"" if key is None else key.digest,
         event_id if event_id is None or len(event_id) <= _LONGEST_TEXT else shortened(event_id),
         entity if entity is None or len(entity) <= _LONGEST_TEXT else shortened(entity),
-        None if evidence is NO_EVIDENCE else shortened(evidence.message_id or evidence.request_id),
+        _delivery_id(event),
         b"" if kept is None else kept.digest,
         at,
         "" if key is None else key.strategy,
@@ -190,6 +190,12 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
         worker,
         stale=event.stale,
     )
+
+
+def _delivery_id(event: Event) -> str | None:
+    """Returns the id by which the sender or the transport knows the delivery. The id of a Standard Webhook is the same
+    for all its retries. A request id is new for each of them."""
+    return shortened(event.evidence.message_id or event.webhook_id or event.evidence.request_id)
 
 
 def reason_of(outcome: Outcome) -> str:

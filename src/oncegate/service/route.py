@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncegate.claims import DEAD
 from oncegate.clocks import Clock, wall
@@ -232,11 +233,13 @@ class Route:
 
     async def _admit(self, body: bytes, headers: Sequence[Header], signed_id: str | None) -> list[Outcome]:
         """Read the events and admit them. A signature covers no header that describes the event, except the id of a
-        Standard Webhook. A signed route therefore ignores all other headers that describe the event."""
+        Standard Webhook. A signed route therefore ignores all other headers that describe the event. X-Request-ID
+        describes the delivery. It is evidence, by which people find the delivery in the journal."""
         if self._verifier is None and b"ce-specversion" in dict(headers):
             return await self.admission.admit(read(body, _decode(headers), self._hints, most=self._most))
         events = self._parsed_bodies.pop(body) or read(body, hints=self._hints, most=self._most)
-        outcomes = await self.admission.admit(events if signed_id is None else with_webhook_id(events, signed_id))
+        identified = events if signed_id is None else with_webhook_id(events, signed_id)
+        outcomes = await self.admission.admit(_with_request_id(identified, headers))
         self._parsed_bodies.put(body, events, outcomes)
         return outcomes
 
@@ -254,6 +257,14 @@ class Route:
         self._count_limited()
         self._warn_limit("route %s: rejected a request from %s: max_rate or max_live_keys reached", self.name, sender)
         return problem(429, "rejected: the limit of this route is reached; send the request later", retry_after=wait)
+
+
+def _with_request_id(events: Sequence[Event], headers: Sequence[Header]) -> Sequence[Event]:
+    for name, value in headers:
+        if name == b"x-request-id" and value:
+            request_id = value.decode("latin-1")
+            return [replace(event, evidence=replace(event.evidence, request_id=request_id)) for event in events]
+    return events
 
 
 def _decode(headers: Sequence[Header]) -> Mapping[str, str]:
