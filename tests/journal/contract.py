@@ -191,6 +191,24 @@ class JournalContract:
         for absent in ("evt", "", "k" * 32):
             assert journal.rows(RowFilter(term=absent)) == [], absent
 
+    def test_keys_only(self, journal: Journal) -> None:
+        """A search by key finds rows with this key or this dead letter. A sender can use a key as an id: such rows are
+        not found."""
+        key, other = b"k" * 16, b"o" * 16
+        journal.append(
+            batch(
+                NewRow(label(), Fields(key, "event", at=START)),
+                NewRow(label(), Fields(other, "dead letter", kept=key, at=START)),
+                NewRow(label(), Fields(other, key.hex(), at=START)),
+                NewRow(label(), Fields(other, "entity", key.hex(), at=START)),
+                NewRow(label(), Fields(other, "delivery", None, key.hex(), at=START)),
+            )
+        )
+        assert ids(journal.rows(RowFilter(key=key))) == ["dead letter", "event"]
+        assert ids(journal.rows(RowFilter(key=key, term="event"))) == ["event"]
+        assert ids(journal.rows(RowFilter(key=b"k"))) == []
+        assert len(journal.rows(RowFilter(term=key.hex()))) == 5
+
     def test_pages_of_a_term(self, journal: Journal) -> None:
         """The cursor leads through all rows of an entity, newest first."""
         for start in range(0, 1_200, 300):

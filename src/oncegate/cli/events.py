@@ -460,7 +460,7 @@ class _Recording:
             self._has_inbox[row.namespace] = bool(self._journal.rows(accepted, limit=1))
         if not self._has_inbox[row.namespace]:
             return False
-        is_stored = bool(all_rows(self._journal, replace(accepted, term=row.key_text), 1, before=row.id, reads=_READS))
+        is_stored = bool(all_rows(self._journal, replace(accepted, key=row.key), 1, before=row.id, reads=_READS))
         _remember(self._stored, name, is_stored)
         return is_stored
 

@@ -205,7 +205,7 @@ class Stories:
         return self._story(focus, self._rows(focus.namespace, focus.key), decided_by)
 
     def _rows(self, namespace: str, key: bytes) -> Page:
-        return all_rows(self._journal, RowFilter(namespace=namespace, term=key.hex(), operators=True), _MOST_ROWS)
+        return all_rows(self._journal, RowFilter(namespace=namespace, key=key, operators=True), _MOST_ROWS)
 
     def _story(self, focus: Row, found: Page, decided_by: bytes | None) -> Story:
         """Returns the story of a row with a key. `found` are the rows of this key."""

@@ -47,9 +47,9 @@ class NewRows(Struct, frozen=True):
 class RowFilter(Struct, frozen=True):
     """Which rows to read. A field that is None matches every row. `since` and `until` are times in microseconds since
     1970; `until` is not included. `term` is an event id, an entity, a delivery id, or a key (32 hexadecimal digits) of
-    an event or a dead letter. `entity` matches entities only. Totals have no terms, so `totals` ignores `term`,
-    `entity`, `since` and `until`. Rows with the status `operator` match only if `status` is `operator`, or with
-    `operators`."""
+    an event or a dead letter. `entity` matches entities only, and `key` matches keys only: a sender can use a key as
+    the id of another event. Totals have no terms, so `totals` ignores `term`, `entity`, `key`, `since` and `until`.
+    Rows with the status `operator` match only if `status` is `operator`, or with `operators`."""
 
     place: str | None = None
     namespace: str | None = None
@@ -61,13 +61,15 @@ class RowFilter(Struct, frozen=True):
     until: int | None = None
     term: str | None = None
     entity: str | None = None
+    key: bytes | None = None
     operators: bool = False
 
     @property
     def terms(self) -> list[Term]:
         """The terms that a row must have. The first term is looked up in the index of terms."""
-        terms = [] if self.term is None else [Term(self.term)]
-        return terms if self.entity is None else [*terms, Term(self.entity, is_entity=True)]
+        terms = [] if self.key is None else [Term(self.key.hex(), "key")]
+        terms += [] if self.term is None else [Term(self.term)]
+        return terms if self.entity is None else [*terms, Term(self.entity, "entity")]
 
     @property
     def label(self) -> dict[str, str]:
@@ -271,7 +273,7 @@ def row_with_details(journal: Journal, row: Row) -> Row | None:
         return row
     if not row.same or row.key_text is None:
         return None
-    earlier = journal.rows(RowFilter(place=row.place, term=row.key_text), before=row.id)
+    earlier = journal.rows(RowFilter(place=row.place, key=row.key), before=row.id)
     body = (row.worker, row.body)
     return next((each for each in earlier if each.shape and (each.worker, each.body) == body), None)
 

@@ -6,7 +6,7 @@ decision is `at`. If several rows have the same time, or a row is written late, 
 """
 
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Final, Literal
 from zlib import crc32
 
 import msgspec
@@ -235,25 +235,25 @@ def term_hashes(rows: Iterable[bytes]) -> set[int]:
 
 
 class Term:
-    """A term to find. With `is_entity`, only entities are compared with the term. `hashes` are the hashes under which
+    """A term to find: in all fields that are terms, or only in one kind of field. `hashes` are the hashes under which
     the term may be in an index."""
 
-    def __init__(self, text: str, *, is_entity: bool = False) -> None:
+    def __init__(self, text: str, only: Literal["entity", "key"] | None = None) -> None:
         self._text = shortened(text) or ""
-        self._is_entity = is_entity
-        self._key = None if is_entity else _key_of(text)
-        self.hashes = [crc32(_text(self._text).encode())]
+        self._only = only
+        self._key = None if only == "entity" else bytes.fromhex(text) if only == "key" else _key_of(text)
+        self.hashes = [] if only == "key" else [crc32(_text(self._text).encode())]
         if self._key is not None:
             self.hashes.append(crc32(self._key))
 
     def is_in(self, data: bytes) -> bool:
         """Whether a packed row has this term."""
         terms = _decode_terms(data)
-        if self._is_entity:
+        if self._only == "entity":
             return self._text == terms.entity
         if self._key is not None and self._key in (terms.key, terms.kept):
             return True
-        return self._text in (terms.event_id, terms.entity, terms.delivery_id)
+        return self._only is None and self._text in (terms.event_id, terms.entity, terms.delivery_id)
 
 
 class RowErasure:

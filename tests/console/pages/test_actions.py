@@ -97,6 +97,24 @@ def test_the_payload_of_the_journal(site_of: MakeSite) -> None:
     assert "the conflict" not in shown
 
 
+@pytest.mark.parametrize("field", ["id", "conversationId"])
+def test_another_event_has_the_key_as_its_id(site_of: MakeSite, field: str) -> None:
+    """A sender knows the key of its event, and can use it as the id of another event. The pages of the key are about
+    its own event."""
+    site = site_of(journal_payloads="24h")
+    gate = gate_of(site)
+    key = str(gate.run({"id": "victim", "amount": 10}, lambda event: None).key)
+    for number in range(12):
+        gate.run({"id": f"other-{number}", field: key, "amount": 777, "number": number}, lambda event: None)
+    gate.written()  # type: ignore[attr-defined]
+    shown = Person(site).open(f"/event?key={key}&namespace=default").text
+    assert "victim" in shown
+    assert "777" not in shown
+    replay = Person(site).open(address("replay", key)).text
+    assert "victim" in replay
+    assert "777" not in replay
+
+
 def test_a_large_payload(site: Site) -> None:
     """A page has no curl command for a large payload. It says why, and names the command that exports the payload."""
     key = str(gate_of(site).run({"id": "evt-1", "n": "x" * 100_000}, lambda event: 1 / 0).key)

@@ -147,7 +147,7 @@ def _find(site: Site, request: Request) -> _Target | None:
     if not key or not namespace:
         return None
     entry = next(iter(site.store.browse(namespace, key=key)), None)
-    where = RowFilter(namespace=namespace, term=key.hex())
+    where = RowFilter(namespace=namespace, key=key)
     rows = [] if site.journal is None else site.journal.rows(where, limit=_MOST_ROWS)
     return _target(site, namespace, key, entry, rows)
 

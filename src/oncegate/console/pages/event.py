@@ -120,7 +120,7 @@ def _story_of_record(explainers: Explainers, entry: Entry) -> Story:
 
 
 def _namespace_of(journal: Journal, key: bytes) -> str | None:
-    found = journal.rows(RowFilter(term=key.hex(), operators=True), limit=1)
+    found = journal.rows(RowFilter(key=key, operators=True), limit=1)
     return found[0].namespace if found else None
 
 
