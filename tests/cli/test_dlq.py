@@ -215,8 +215,8 @@ class TestDeadLetters:
         (broken,) = gate.keep([gate.run(b"{", fail)])
         code, out, err = oncegate("dlq", "redrive", "--all")
         assert (code, err) == (exit_codes.OK, "")
-        *first, told, advice = out.splitlines()
-        assert first == ["2 dead letters match.", "2 redriven."]
+        count, told, advice, done = out.splitlines()
+        assert (count, done) == ("2 dead letters match.", "2 redriven.")
         assert told.startswith(f"1 event cannot be read and will become a dead letter again: {broken.kept} (")
         assert "dlq drop" in advice
         assert str(outcome.key) not in out
@@ -227,10 +227,18 @@ class TestDeadLetters:
             gate.once(name="pay")(fail)(Event(source="plain", id="1", body={}))
         code, out, err = oncegate("dlq", "redrive", "--all")
         assert (code, err) == (exit_codes.OK, "")
-        *first, told, advice = out.splitlines()
-        assert first == ["1 dead letter matches.", "1 redriven."]
+        count, told, advice, done = out.splitlines()
+        assert (count, done) == ("1 dead letter matches.", "1 redriven.")
         assert told.startswith("1 call of a function cannot be redriven and will become a dead letter again: ")
         assert "dlq drop" in advice
+
+    def test_redrive_a_conflict(self, oncegate: Run, gate: Gate) -> None:
+        """`redrive` warns that the event of a conflict runs beside the event that has its key."""
+        gate.run({"id": "evt-1", "n": 1}, lambda event: None)
+        gate.run({"id": "evt-1", "n": 2}, lambda event: None)
+        code, out, _ = oncegate("dlq", "redrive", "--all", "--dry-run")
+        assert code == exit_codes.OK
+        assert "1 conflict: an event with the same key and other content was accepted before" in out
 
     def test_redrive_with_a_handler(self, oncegate: Run, gate: Gate, tmp_path: Path) -> None:
         """With a handler the dead letters run at once, and each outcome is printed."""

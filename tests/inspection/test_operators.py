@@ -8,8 +8,8 @@ from oncegate import Event, Gate
 from oncegate.claims import COMPLETED, RELEASED
 from oncegate.inspection.operators import (
     BulkKind,
+    RedriveWarnings,
     Selection,
-    UnrunnableEvents,
     about_reset,
     address_of,
     all_dead_letters,
@@ -81,15 +81,28 @@ def test_events_that_no_handler_can_run(gate: Gate) -> None:
         gate.keep([gate.run(b"{%d" % number, fail)])
         with pytest.raises(ValueError, match=str(number)):
             gate.once(name="pay")(fail)(Event(source="plain", id=str(number), body={"n": number}))
-    unrunnable = UnrunnableEvents(examine(flags={}, environ={})[0])
-    assert list(unrunnable.warnings()) == []
+    warned = RedriveWarnings(examine(flags={}, environ={})[0])
+    assert list(warned.sentences()) == []
     for entry in all_dead_letters(gate.store, None):
-        unrunnable.add(entry)
-    calls, _, unreadable, _ = unrunnable.warnings()
+        warned.add(entry)
+    calls, _, unreadable, _ = warned.sentences()
     assert calls.startswith("4 calls of a function cannot be redriven")
     assert unreadable.startswith("4 events cannot be read")
     assert calls.count(",") == unreadable.count("), ") == 3
     assert unreadable.endswith(", ….")
+
+
+def test_a_conflict_that_is_redriven(gate: Gate) -> None:
+    """A warning names the conflicts: the event that has their key was accepted before."""
+    gate.run({"id": "evt-1", "amount": 180}, lambda event: None)
+    gate.run({"id": "evt-1", "amount": 99}, lambda event: None)
+    warned = RedriveWarnings(examine(flags={}, environ={})[0])
+    (entry,) = all_dead_letters(gate.store, None)
+    warned.add(entry)
+    first, second = warned.sentences()
+    assert first.startswith("1 conflict: an event with the same key and other content was accepted before: ")
+    assert entry.key.hex() in first
+    assert second == "Redrive a conflict only if its content must run too. Then both contents take effect."
 
 
 def test_a_reset_that_deletes_a_payload(gate: Gate) -> None:

@@ -35,8 +35,8 @@ from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
 from oncegate.inspection.operators import (
     BulkKind,
     BulkRecord,
+    RedriveWarnings,
     Selection,
-    UnrunnableEvents,
     all_dead_letters,
     change_dead_letters,
     filter_text,
@@ -252,20 +252,19 @@ def redrive(
     _require_choice(wanted, chosen, all_)
     call = None if handler is None else load_handler(handler, "--handler")
     with closing(_open(settings, dry_run=dry_run)) as store:
-        selection, unrunnable = Selection(chosen.time_of), UnrunnableEvents(settings)
+        selection, warnings = Selection(chosen.time_of), RedriveWarnings(settings)
         for entry in _select(store, settings, wanted, chosen, or_waiting=True):
             selection.add(entry)
-            unrunnable.add(entry)
+            warnings.add(entry)
         _print_count(selection)
+        _print_all(warnings.sentences())
         if dry_run:
-            _print_all(unrunnable.warnings())
             _show_dry_run(selection, chosen.time_of)
             return
         if len(selection.addresses) > 1 and (all_ or not chosen.is_empty) and not yes and sys.stdin.isatty():
             confirm(f"Redrive {times(len(selection.addresses), 'dead letter')}?")
         with operator_log(settings) as log:
             redriven = _change(store, "redrive", selection, log, _choice(settings, wanted, chosen), "redriven")
-        _print_all(unrunnable.warnings())
         failed = 0
         if call is not None:
             names = selection.namespaces | (_namespaces(settings) if all_ else set())

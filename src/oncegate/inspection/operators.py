@@ -4,16 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, TypeAlias
 
+from oncegate import keys
 from oncegate.carriers import delivery
 from oncegate.claims import DEAD, IN_PROGRESS, Address, EventSummary, Redrive, Reset
 from oncegate.clocks import wall
 from oncegate.durations import spoken, times
+from oncegate.errors import SettingError
 from oncegate.gate.job import is_call_reason
+from oncegate.inspection.explanations import origin
 from oncegate.inspection.record_filter import Newest, RecordFilter
 from oncegate.inspection.records import sentence, stage_records, state_name
 from oncegate.journal import MOST_EVENT_ROWS, ChangedEvent, OperatorLog
 from oncegate.settings import Settings
-from oncegate.sources import understood
+from oncegate.sources import Hints, understood
 from oncegate.stores.base import Entry, Store
 
 BulkKind: TypeAlias = Literal["redrive", "drop"]
@@ -101,25 +104,47 @@ def reset_record(store: Store, entry: Entry, log: OperatorLog) -> bool:
     return done
 
 
-class UnrunnableEvents:
-    """The dead letters that no handler can run: calls of functions that `once` guards, and events that cannot be
-    read."""
+class RedriveWarnings:
+    """What a person must know before dead letters are redriven: some of them no handler can run (calls of functions
+    that `once` guards, and events that cannot be read), and some are conflicts."""
 
     def __init__(self, settings: Settings) -> None:
-        self._hints = settings.hints()
+        self._settings = settings
+        self._readers: dict[str, tuple[keys.Strategy | None, Hints]] = {}
         self._calls = _FirstTexts()
         self._unreadable = _FirstTexts()
+        self._conflicts = _FirstTexts()
 
     def add(self, entry: Entry) -> None:
         if entry.record.state != DEAD:
             return
+        key = entry.key.hex()
+        make, hints = self._reader(entry.namespace)
         if is_call_reason(entry.record.about):
-            self._calls.add(entry.key.hex())
-        elif (problem := understood(delivery(entry.record.payload), self._hints).problem) is not None:
-            self._unreadable.add(f"{entry.key.hex()} ({problem})")
+            self._calls.add(key)
+        elif (problem := understood(delivery(entry.record.payload), hints).problem) is not None:
+            self._unreadable.add(f"{key} ({problem})")
+        elif make is not None and (made := origin(entry, make, hints)) is not None and made.role == "conflict":
+            self._conflicts.add(key)
 
-    def warnings(self) -> Iterator[str]:
+    def _reader(self, namespace: str) -> tuple[keys.Strategy | None, Hints]:
+        """The key strategy and the hints of a namespace. The strategy is None if it is a function that cannot be
+        imported here."""
+        if namespace not in self._readers:
+            settings = settings_of_namespace(self._settings, namespace) or self._settings
+            try:
+                make: keys.Strategy | None = keys.strategy(settings.strategy())
+            except SettingError:
+                make = None
+            self._readers[namespace] = make, settings.hints()
+        return self._readers[namespace]
+
+    def sentences(self) -> Iterator[str]:
         """Yields sentences about what happens if these dead letters are redriven."""
+        if self._conflicts.count:
+            count = times(self._conflicts.count, "conflict")
+            yield f"{count}: an event with the same key and other content was accepted before: {self._conflicts}."
+            yield "Redrive a conflict only if its content must run too. Then both contents take effect."
         if self._calls.count:
             count = times(self._calls.count, "call")
             yield f"{count} of a function cannot be redriven and will become a dead letter again: {self._calls}."

@@ -146,6 +146,8 @@ def test_a_conflict_shows_both_values_of_each_path(site: Site) -> None:
     assert "This delivery" in text
     kept = rows_of(site, "conflict")[0].kept.hex()
     assert f"/console/event?key={kept}&namespace=default" in shown.links
+    assert "This delivery was stored as a dead letter. The page of the dead letter shows its state" in shown.text
+    assert "was stored as a dead letter" not in get(event, site, f"/event?key={kept}&namespace=default").text
 
 
 def test_without_a_row_the_page_is_about_the_event(site: Site) -> None:

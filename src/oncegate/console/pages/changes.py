@@ -20,8 +20,8 @@ from oncegate.ingress.http_answers import HttpAnswer
 from oncegate.inspection.operators import (
     BulkKind,
     BulkRecord,
+    RedriveWarnings,
     Selection,
-    UnrunnableEvents,
     change_dead_letters,
     letters,
 )
@@ -37,7 +37,7 @@ _DROP: Final = (
     " next delivery of a conflict is a conflict again. The next delivery of an event that failed after it was marked as"
     " done (mode mark_first) is a duplicate."
 )
-_REDRIVE: Final = "The events run again, with their attempts counted from zero."
+_REDRIVE: Final = "The events run, with their attempts counted from zero."
 
 
 def who_runs_here(site: Site, selection: Selection) -> list[str]:
@@ -54,12 +54,13 @@ def confirm_change(site: Site, request: Request, notice: str | None = None) -> H
     if kind is None or query.problem is not None:
         return error_page(400, query.problem or "The action must be redrive or drop.", request)
     now = wall()
-    selection, unrunnable = Selection(query.time_of), UnrunnableEvents(site.settings)
+    selection, warnings = Selection(query.time_of), RedriveWarnings(site.settings)
     source = query.read(site.store)
     for entry in islice(source, MOST_READ):
         if query.matches(entry):
             selection.add(entry)
-            unrunnable.add(entry)
+            if kind == "redrive":
+                warnings.add(entry)
     is_cut = next(source, None) is not None
     count, back = len(selection.addresses), _back(query)
     if not count and not is_cut:
@@ -74,7 +75,7 @@ def confirm_change(site: Site, request: Request, notice: str | None = None) -> H
         notice and problem(notice),
         query_facts(query, next(iter(selection.newest), None)),
         is_cut and h.p(".soft")[f"The first {MOST_READ:,} dead letters were counted. The task changes all that match."],
-        _consequences(site, kind, selection, unrunnable),
+        _consequences(site, kind, selection, list(warnings.sentences())),
         _form(request, kind, query, back, title, until=now, count=None if is_cut else count),
         panel(
             f"The newest {len(selection.newest)} of them" if count > len(selection.newest) else "What is changed",
@@ -88,10 +89,9 @@ def _back(query: DeadLetterQuery) -> str:
     return link("/dead-letters", {name: value for name, value in query.parameters.items() if name != "key"})
 
 
-def _consequences(site: Site, kind: BulkKind, selection: Selection, unrunnable: UnrunnableEvents) -> h.Node:
+def _consequences(site: Site, kind: BulkKind, selection: Selection, warnings: list[str]) -> h.Node:
     if kind == "drop":
         return h.div(".stack")[h.p[_DROP]]
-    warnings = list(unrunnable.warnings())
     return h.div(".stack")[
         h.p[_REDRIVE],
         (h.p[prose(each)] for each in who_runs_here(site, selection)),

@@ -199,7 +199,19 @@ def _actions(site: Site, story: Story) -> h.Node:
     entry = _entry(story)
     key = story.focus.key if entry is None else entry.key
     rows = [line.row for line in reversed(story.lines)]
-    return event_actions(site, story.namespace, key, entry, rows, _row_payload(site, story)) if key else None
+    return [
+        _own_dead_letter(story, key),
+        event_actions(site, story.namespace, key, entry, rows, _row_payload(site, story)) if key else None,
+    ]
+
+
+def _own_dead_letter(story: Story, key: bytes) -> h.Node:
+    """A link to the dead letter of this delivery, if the actions of the page are about another record."""
+    kept = story.focus.kept
+    if not kept or kept == key or story.focus.status == OPERATOR:
+        return None
+    letter = h.a(href=link("/event", _address(story.namespace, kept)))["The page of the dead letter"]
+    return h.p["This delivery was stored as a dead letter. ", letter, " shows its state and its actions."]
 
 
 # ── the history ───────────────────────────────────────────────────────────────────────────────────────────
