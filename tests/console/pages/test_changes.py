@@ -184,12 +184,44 @@ def test_more_than_confirmed(site: Site, gate: Gate) -> None:
 
 
 def test_more_than_a_page_reads(site: Site, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page counts up to a bound and says so. The task changes all that match."""
+    """If there are too many dead letters to count them on the page, a task counts them. It changes nothing. Then the
+    person confirms the number."""
     monkeypatch.setattr("oncegate.console.pages.changes.MOST_READ", 30)
     bury(gate, 120)
     person = Person(site)
-    assert "Drop 30+ dead letters" in person.open(f"{CONFIRM}?action=drop").text
-    assert person.do(f"{CONFIRM}?action=drop").results == ["120 dead letters dropped."]
+    shown = person.open(f"{CONFIRM}?action=drop")
+    assert "Drop dead letters" in shown.text
+    assert "Count them" in shown.text
+    counted = person.do(f"{CONFIRM}?action=drop")
+    assert counted.results == ["120 dead letters match. Nothing was changed yet."]
+    assert states(site) == [DEAD] * 120
+    assert counted.offer is not None
+    assert counted.offer.name == "Drop 120 dead letters"
+    person.send(counted.offer.path, dict(counted.offer.fields))
+    wait_for(lambda: not site.tasks.running)
+    assert states(site) == []
+
+
+def test_the_count_of_a_redrive_warns(site: Site, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that counts says what the redrive will do, for all dead letters and not only for the first."""
+    monkeypatch.setattr("oncegate.console.pages.changes.MOST_READ", 1)
+    gate.run({"id": "same", "n": 1}, lambda event: None)
+    gate.run({"id": "same", "n": 2}, lambda event: None)
+    bury(gate, 3)
+    results = Person(site).do(f"{CONFIRM}?action=redrive").results
+    assert results[0] == "4 dead letters match. Nothing was changed yet."
+    assert results[1].startswith("1 conflict: an event with the same key and other content was accepted before")
+
+
+def test_back_to_the_page_of_the_event(site: Site, gate: Gate) -> None:
+    """An action that was chosen on the page of an event leads back to that page; one from the list, to the list."""
+    bury(gate, 1)
+    (entry,) = site.store.dead_letters()
+    address = f"{CONFIRM}?action=drop&key={entry.key.hex()}&namespace=default"
+    person = Person(site)
+    assert "/console/dead-letters?namespace=default" in person.open(address).links
+    assert f"/console/event?key={entry.key.hex()}&namespace=default" in person.open(f"{address}&from=event").links
+    assert person.do(f"{address}&from=event").back == f"/console/event?key={entry.key.hex()}&namespace=default"
 
 
 INVALID = ("", "action=delete", "action=drop&older=soon", "action=drop&key=xyz", "action=drop&key=00")
@@ -388,7 +420,7 @@ def test_a_service_that_stops(tmp_path: Path) -> None:
             gate.run_batch([{"id": number} for number in range(start, start + 1_000)], fail)
     with Service(tmp_path, environ=ENVIRON) as service, logged_in(service) as client:
         service.post({"id": "creates the journal"})
-        form = {"csrf": csrf_of(client), "action": "drop"}
+        form = {"csrf": csrf_of(client), "action": "drop", "count": "20000"}
         task = client.post("/console/dead-letters/start", data=form).headers["location"]
         until(lambda: "Dropping: " in client.get(task).text)
         assert service.stop() == 0

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from oncegate.console.pages.actions import REPLAY, RESET, confirm_replay, confirm_reset, replay_event, reset_key
-from oncegate.console.pages.changes import confirm_change, start_change
+from oncegate.console.pages.changes import START, confirm_change, start_change
 from oncegate.console.pages.conversation import conversation
 from oncegate.console.pages.dead_letters import CONFIRM, dead_letters
 from oncegate.console.pages.event import event
@@ -35,7 +35,7 @@ PAGES: Final[Mapping[str, PageMaker]] = {
     REPLAY: confirm_replay,
 }
 ACTIONS: Final[Mapping[str, PageMaker]] = {
-    "/dead-letters/start": start_change,
+    START: start_change,
     "/task/cancel": cancel_task,
     FORGET: start_dry_run,
     ERASE: start_erasure,

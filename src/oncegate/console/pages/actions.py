@@ -11,7 +11,7 @@ from oncegate.claims import COMPLETED, DEAD, EventSummary, Record
 from oncegate.console.components import copy_button, disabled, facts, panel, problem, prose, short_key
 from oncegate.console.curl import LARGEST_PAYLOAD, curl_command, is_signed, route_address
 from oncegate.console.layout import csrf_field, document, error_page
-from oncegate.console.pages.dead_letters import CONFIRM
+from oncegate.console.pages.dead_letters import CONFIRM, FROM_EVENT
 from oncegate.console.pages.task import start_task
 from oncegate.console.requests import Request, link
 from oncegate.console.site import Site
@@ -86,11 +86,12 @@ def event_actions(
     no_reset = _no_reset(target)
     not_replayed = no_replay(site.settings, target.event, target.payload)
     is_dead = entry is not None and entry.record.state == DEAD
+    change = {**target.query, "from": FROM_EVENT}
     return panel(
         "Actions",
         h.div(".row")[
-            is_dead and h.a(".button", href=link(CONFIRM, {**target.query, "action": "redrive"}))["Redrive…"],
-            is_dead and h.a(".button.quiet", href=link(CONFIRM, {**target.query, "action": "drop"}))["Drop…"],
+            is_dead and h.a(".button", href=link(CONFIRM, {**change, "action": "redrive"}))["Redrive…"],
+            is_dead and h.a(".button.quiet", href=link(CONFIRM, {**change, "action": "drop"}))["Drop…"],
             no_reset is None and h.a(".button.quiet", href=link(RESET, target.query))["Reset the key…"],
             not_replayed is None and h.a(".button.quiet", href=link(REPLAY, target.query))["Replay under a name…"],
         ],

@@ -1,6 +1,7 @@
 """Redrive or drop dead letters: the page that asks for confirmation, and the background task."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -11,11 +12,11 @@ from oncegate.clocks import wall
 from oncegate.console.components import empty, panel, problem, prose
 from oncegate.console.dead_letter_query import DeadLetterQuery, dead_letter_query
 from oncegate.console.layout import csrf_field, document, error_page
-from oncegate.console.pages.dead_letters import MOST_READ, entry_table, query_facts
+from oncegate.console.pages.dead_letters import FROM_EVENT, MOST_READ, entry_table, query_facts
 from oncegate.console.pages.task import start_task
 from oncegate.console.requests import Request, link
 from oncegate.console.site import Site
-from oncegate.console.tasks import Task
+from oncegate.console.tasks import Offer, Task
 from oncegate.ingress.http_answers import HttpAnswer
 from oncegate.inspection.operators import (
     BulkKind,
@@ -27,7 +28,9 @@ from oncegate.inspection.operators import (
 )
 from oncegate.inspection.runners import who_runs
 from oncegate.journal import OperatorLog
+from oncegate.stores.base import Store
 
+START: Final = "/dead-letters/start"
 _KINDS: Final[dict[str, BulkKind]] = {"redrive": "redrive", "drop": "drop"}
 _COUNT: Final = re.compile(r"[0-9]{0,9}")
 _DONE: Final[dict[BulkKind, str]] = {"redrive": "redriven", "drop": "dropped"}
@@ -36,6 +39,10 @@ _DROP: Final = (
     "The payloads are deleted. The next delivery of such an event runs like a new event. There are two exceptions. The"
     " next delivery of a conflict is a conflict again. The next delivery of an event that failed after it was marked as"
     " done (mode mark_first) is a duplicate."
+)
+_COUNT_FIRST: Final = (
+    f"There are more than {MOST_READ:,} dead letters. They are counted first, which changes nothing. Then you confirm"
+    " the number."
 )
 _REDRIVE: Final = "The events run, with their attempts counted from zero."
 
@@ -48,7 +55,8 @@ def who_runs_here(site: Site, selection: Selection) -> list[str]:
 
 
 def confirm_change(site: Site, request: Request, notice: str | None = None) -> HttpAnswer:
-    """The page that shows what an action will change. The dead letters are counted up to 10,000."""
+    """The page that shows what an action will change. If there are more than 10,000 dead letters, it offers a task that
+    counts them first."""
     given = request.query if request.method != "POST" else request.form
     kind, query = _KINDS.get(given.get("action", "")), dead_letter_query(site.settings, given)
     if kind is None or query.problem is not None:
@@ -62,31 +70,47 @@ def confirm_change(site: Site, request: Request, notice: str | None = None) -> H
             if kind == "redrive":
                 warnings.add(entry)
     is_cut = next(source, None) is not None
-    count, back = len(selection.addresses), _back(query)
+    count, back = len(selection.addresses), _back(query, given)
     if not count and not is_cut:
         nothing = empty("No dead letter matches.", "They were redriven, dropped, or have expired.")
         return document(request, "Dead letters", h.h1["Dead letters"], nothing, h.p[h.a(href=back)["Back"]])
-    counted = f"{count:,}+ dead letters" if is_cut else letters(count)
-    title = f"{kind.capitalize()} {counted}"
+    title = f"{kind.capitalize()} {'dead letters' if is_cut else letters(count)}"
     return document(
         request,
         title,
         h.h1[title],
         notice and problem(notice),
         query_facts(query, next(iter(selection.newest), None)),
-        is_cut and h.p(".soft")[f"The first {MOST_READ:,} dead letters were counted. The task changes all that match."],
-        _consequences(site, kind, selection, list(warnings.sentences())),
-        _form(request, kind, query, back, title, until=now, count=None if is_cut else count),
-        panel(
+        is_cut and h.p[_COUNT_FIRST],
+        _consequences(site, kind, selection, [] if is_cut else list(warnings.sentences())),
+        _form(
+            request,
+            "Count them" if is_cut else title,
+            back,
+            kind,
+            _fields(query, given, kind, now, None if is_cut else count),
+        ),
+        not is_cut
+        and panel(
             f"The newest {len(selection.newest)} of them" if count > len(selection.newest) else "What is changed",
             entry_table(site.settings, query, selection.newest),
         ),
     )
 
 
-def _back(query: DeadLetterQuery) -> str:
-    """The address of the list that an action was chosen from."""
+def _back(query: DeadLetterQuery, given: Mapping[str, str]) -> str:
+    """The address of the page that an action was chosen from: the page of an event, or the list."""
+    if given.get("from") == FROM_EVENT and query.key is not None:
+        return link("/event", {"key": query.key.hex(), "namespace": query.namespace})
     return link("/dead-letters", {name: value for name, value in query.parameters.items() if name != "key"})
+
+
+def _fields(
+    query: DeadLetterQuery, given: Mapping[str, str], kind: BulkKind, until: int, count: int | None
+) -> dict[str, str]:
+    """The fields of the form that starts the task. Without a count, the task only counts."""
+    counted = "" if count is None else str(count)
+    return {**query.parameters, "from": given.get("from", ""), "action": kind, "until": str(until), "count": counted}
 
 
 def _consequences(site: Site, kind: BulkKind, selection: Selection, warnings: list[str]) -> h.Node:
@@ -99,14 +123,11 @@ def _consequences(site: Site, kind: BulkKind, selection: Selection, warnings: li
     ]
 
 
-def _form(
-    request: Request, kind: BulkKind, query: DeadLetterQuery, back: str, name: str, *, until: int, count: int | None
-) -> h.Node:
-    hidden = {**query.parameters, "action": kind, "until": str(until), "count": "" if count is None else str(count)}
-    return h.form(".row", method="post", action=link("/dead-letters/start"))[
+def _form(request: Request, name: str, back: str, kind: BulkKind, hidden: Mapping[str, str]) -> h.Node:
+    return h.form(".row", method="post", action=link(START))[
         csrf_field(request),
         (h.input(type="hidden", name=field, value=value) for field, value in hidden.items()),
-        h.button(".danger" if kind == "drop" else "", type="submit")[name],
+        h.button(".danger" if kind == "drop" and hidden["count"] else "", type="submit")[name],
         h.a(".button.quiet", href=back)["Do not change anything"],
     ]
 
@@ -120,28 +141,69 @@ def start_change(site: Site, request: Request) -> HttpAnswer:
     count = form.get("count", "")
     if kind is None or query.problem is not None or not _COUNT.fullmatch(count):
         return error_page(400, query.problem or "The form is not complete. Load the page again.", request)
-    confirmed = int(count) if count else None
-    title = f"{kind.capitalize()} {'dead letters' if confirmed is None else letters(confirmed)}"
-    change = _Change(site, kind, query, confirmed)
-    return start_task(site, request, title, _back(query), change.run, partial(confirm_change, site, request))
+    back, refuse = _back(query, form), partial(confirm_change, site, request)
+    if not count:
+        counting = _Count(site, kind, query, form)
+        return start_task(site, request, "Count dead letters", back, counting.run, refuse)
+    change = _Change(site, kind, query, int(count))
+    return start_task(site, request, f"{kind.capitalize()} {letters(int(count))}", back, change.run, refuse)
+
+
+def _select(
+    store: Store, query: DeadLetterQuery, task: Task, warnings: RedriveWarnings | None = None
+) -> Selection | None:
+    """Returns the dead letters that match; None if the task was stopped."""
+    task.doing = "Reading dead letters"
+    selection = Selection(query.time_of)
+    for count, entry in enumerate(query.read(store), 1):
+        task.done = count
+        if task.stop_reason is not None:
+            task.results.append(f"Stopped before a dead letter was changed: {task.stop_reason}.")
+            return None
+        if query.matches(entry):
+            selection.add(entry)
+            if warnings is not None:
+                warnings.add(entry)
+    return selection
+
+
+class _Count:
+    """The task that counts dead letters, and then offers to change them. `form` has the fields of the form."""
+
+    def __init__(self, site: Site, kind: BulkKind, query: DeadLetterQuery, form: Mapping[str, str]) -> None:
+        self._site = site
+        self._kind = kind
+        self._query = query
+        self._form = form
+
+    def run(self, task: Task, _log: OperatorLog) -> None:
+        warnings = RedriveWarnings(self._site.settings) if self._kind == "redrive" else None
+        selection = _select(self._site.store, self._query, task, warnings)
+        if selection is None:
+            return
+        count = len(selection.addresses)
+        task.results.append(f"{letters(count)} match{'es' if count == 1 else ''}. Nothing was changed yet.")
+        task.results += [] if warnings is None else warnings.sentences()
+        if count:
+            fields = _fields(self._query, self._form, self._kind, self._query.until or wall(), count)
+            task.offer = Offer(f"{self._kind.capitalize()} {letters(count)}", START, fields)
 
 
 class _Change:
-    """The task. `confirmed` is the number of dead letters that the person has confirmed; None if they were too many to
-    count."""
+    """The task that changes dead letters. `confirmed` is the number that the person has confirmed."""
 
-    def __init__(self, site: Site, kind: BulkKind, query: DeadLetterQuery, confirmed: int | None) -> None:
+    def __init__(self, site: Site, kind: BulkKind, query: DeadLetterQuery, confirmed: int) -> None:
         self._site = site
         self._kind = kind
         self._query = query
         self._confirmed = confirmed
 
     def run(self, task: Task, log: OperatorLog) -> None:
-        selection = self._select(task)
+        selection = _select(self._site.writable_store, self._query, task)
         if selection is None:
             return
         total = len(selection.addresses)
-        if self._confirmed is not None and total > self._confirmed:
+        if total > self._confirmed:
             task.problem = (
                 f"{letters(total)} match now, and {self._confirmed:,} were confirmed. Nothing was changed."
                 " Go back and confirm again."
@@ -154,19 +216,6 @@ class _Change:
                 self._change(task, selection, record)
         finally:
             task.results += self._results(record.done, total, record.end, selection)
-
-    def _select(self, task: Task) -> Selection | None:
-        """Returns the dead letters to change; None if the task was stopped."""
-        task.doing = "Reading dead letters"
-        selection = Selection(self._query.time_of)
-        for count, entry in enumerate(self._query.read(self._site.writable_store), 1):
-            task.done = count
-            if task.stop_reason is not None:
-                task.results.append(f"Stopped before a dead letter was changed: {task.stop_reason}.")
-                return None
-            if self._query.matches(entry):
-                selection.add(entry)
-        return selection
 
     def _change(self, task: Task, selection: Selection, record: BulkRecord) -> None:
         task.doing, task.done, task.total = _DOING[self._kind], 0, len(selection.addresses)

@@ -39,6 +39,7 @@ from oncegate.stores.base import Entry
 from oncegate.text import on_one_line
 
 CONFIRM: Final = "/dead-letters/confirm"
+FROM_EVENT: Final = "event"  # the value of the parameter `from`, if an action was chosen on the page of an event
 MOST_READ: Final = 10_000  # dead letters that a page reads
 _MOST_GROUPS: Final = 100
 _ROWS: Final = 50  # of a page
