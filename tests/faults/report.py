@@ -230,7 +230,8 @@ def history(say: Say) -> str:
         rows.append(f"| {ground.place.name} | {_checked(found)} |")
         together += found
         for ablation, (instead, sign) in _ABLATIONS.items():
-            caught.append(_caught(ground, instead, stressed(ground, 2_000, seed, ablation).complaints, sign))
+            broken = stressed(ground, 2_000, seed, ablation).broken
+            caught.append(_caught(ground, instead, [f"history: {each}" for each in broken], sign))
     text = {"together": _checked(together), "ablations": "\n".join(caught)}
     return _page(_HISTORY, began, rows, seed=seed, **text)
 
