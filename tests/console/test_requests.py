@@ -2,9 +2,10 @@
 
 from urllib.parse import parse_qsl
 
+import htpy as h
 import pytest
 
-from oncegate.console.requests import Request, fields, header, link, redirect
+from oncegate.console.requests import Request, fields, header, link, page, redirect
 
 
 def request(**query: str) -> Request:
@@ -19,6 +20,12 @@ def test_a_link_quotes_what_it_is_given() -> None:
     assert address.isascii()
     assert not set(address) & set('"<>#\r\n ')
     assert dict(parse_qsl(address.partition("?")[2])) == {"key": hostile}
+
+
+def test_a_sender_cannot_reorder_the_words_of_a_page() -> None:
+    """A character that changes the direction of text is shown as its code. An attribute keeps it, for the clipboard."""
+    shown = page(h.p(data_copy="a\u202eb")["It runs ", h.b["x\u202ey<z"], " again. \u2066"]).body.decode()
+    assert shown == '<p data-copy="a\u202eb">It runs <b>x\\u202ey&lt;z</b> again. \\u2066</p>'
 
 
 def test_a_link_leaves_out_empty_parameters() -> None:

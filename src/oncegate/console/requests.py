@@ -1,5 +1,6 @@
 """Requests and responses of the console."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
@@ -10,6 +11,9 @@ from msgspec import Struct
 from oncegate.ingress.http_answers import HttpAnswer
 
 PREFIX: Final = "/console"
+# Characters that change the direction of the text after them. tail.js has the same list.
+_DIRECTION: Final = re.compile("[\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]")
+_TEXT: Final = re.compile(">[^<]*")  # in attributes and texts, these characters are escaped
 _MOST_FIELDS: Final = 200  # of a form or a query
 _HTML: Final = (b"content-type", b"text/html; charset=utf-8")
 
@@ -40,7 +44,17 @@ def link(path: str, query: Mapping[str, object] | None = None) -> str:
 
 
 def page(content: Renderable, code: int = 200) -> HttpAnswer:
-    return HttpAnswer(code, str(content).encode(errors="replace"), [_HTML])
+    return HttpAnswer(code, _with_visible_controls(str(content)).encode(errors="replace"), [_HTML])
+
+
+def _with_visible_controls(html: str) -> str:
+    """Show the characters that change the direction of text, in the text between two tags. Otherwise a sender could
+    reorder the words of a sentence. Attributes keep these characters: some of them are copied."""
+    return html if not _DIRECTION.search(html) else _TEXT.sub(_escaped, html)
+
+
+def _escaped(text: re.Match[str]) -> str:
+    return _DIRECTION.sub(lambda found: f"\\u{ord(found[0]):04x}", text[0])
 
 
 def redirect(to: str) -> HttpAnswer:
