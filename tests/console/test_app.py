@@ -35,7 +35,8 @@ from tests.service.running import Service, certificate, until
 SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
-        " frame-ancestors 'none'; form-action 'self'; base-uri 'none'; require-trusted-types-for 'script'"
+        " frame-ancestors 'none'; form-action 'self'; base-uri 'none'; require-trusted-types-for 'script';"
+        " trusted-types 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",

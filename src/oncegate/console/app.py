@@ -38,7 +38,8 @@ _SECURITY_HEADERS: Final = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
-        b" frame-ancestors 'none'; form-action 'self'; base-uri 'none'; require-trusted-types-for 'script'",
+        b" frame-ancestors 'none'; form-action 'self'; base-uri 'none'; require-trusted-types-for 'script';"
+        b" trusted-types 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),  # with no-referrer, a form would send `Origin: null`
