@@ -16,6 +16,8 @@ from oncegate.times import microseconds_of, moment
 
 _LATEST: Final = 2**52  # microseconds since 1970; the id of a later row would have more than 63 bits
 
+NO_VALUE: Final = "(none)"  # the parameter for events without a type, or without a kind
+
 _HIGHEST_ID: Final = 2**63 - 1
 _LONGEST_ID: Final = 19  # digits
 
@@ -52,15 +54,20 @@ def read_filter(query: Mapping[str, str], now: int | None = None) -> EventFilter
         status = None
     where = RowFilter(
         place=given.get("route"),
-        type=given.get("type"),
+        type=_part(given.get("type")),
         status=status,
-        kind=given.get("kind"),
+        kind=_part(given.get("kind")),
         since=times["since"],
         until=times["until"],
         term=given.get("q"),
         entity=given.get("entity"),
     )
     return EventFilter(where, problem)
+
+
+def _part(text: str | None) -> str | None:
+    """Returns the part of a label for a parameter. A missing type or kind is "" in a label."""
+    return "" if text == NO_VALUE else text
 
 
 def _time(name: str, text: str, now: int) -> int:

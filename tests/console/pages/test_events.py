@@ -64,6 +64,7 @@ def test_a_storm_is_one_row_with_its_count(site: Site, journal: Journal) -> None
     text = get(events, site, "/events").text
 
     assert "\N{MULTIPLICATION SIGN} 1,037 copies from 14:13:20.000Z to 14:14:19.000Z" in text
+    assert "The row of many copies is written when its minute ends" in text
 
 
 def test_pages_lead_through_all_rows_once(site: Site, journal: Journal) -> None:
@@ -144,6 +145,17 @@ def test_each_value_has_its_count_with_the_other_filters(site: Site, journal: Jo
     assert "call.ended (1,235)" in shown.text
     assert "1,235 deliveries and attempts match in the last 24 hours." in shown.text
     assert "Counted when the page was loaded." in shown.text
+
+
+def test_events_without_a_type_or_a_kind(site: Site, journal: Journal) -> None:
+    """A filter selects the events that have no type, or no kind. The list and the count agree."""
+    at = wall() - MINUTE
+    write(journal, [row(1, at, named=""), row(2, at, "buried"), row(3, at, "buried", "redelivery")])
+    untyped = get(events, site, "/events?type=(none)")
+    assert "1 delivery or attempt matches" in untyped.text
+    assert ("evt-1" in untyped.text, "evt-2" in untyped.text) == (True, False)
+    assert "1 delivery or attempt matches" in get(events, site, "/events?status=buried&kind=(none)").text
+    assert "2 deliveries and attempts match" in get(events, site, "/events?status=buried").text
 
 
 def test_counts_are_of_the_chosen_range(site: Site, journal: Journal) -> None:

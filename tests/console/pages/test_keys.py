@@ -52,6 +52,14 @@ def test_numbers_lead_to_their_events(site: Site, journal: Journal) -> None:
     assert any(each.startswith("/console/events?route=crm&type=a+%26+b&since=20") for each in links)
 
 
+def test_numbers_of_events_without_a_type(site: Site, journal: Journal) -> None:
+    """The link of an event without a type does not lead to all types."""
+    write(journal, [row(5, wall() - MINUTE, strategy="auto", named="", place="crm")])
+    links = get(keys, site, "/keys?range=1h").links
+
+    assert any(each.startswith("/console/events?route=crm&type=%28none%29&since=20") for each in links)
+
+
 def test_a_line_shows_the_share_of_duplicates(site: Site, journal: Journal) -> None:
     write(journal, [row(1, wall() - MINUTE, "duplicate", "redelivery", strategy="auto")])
     (line,) = get(keys, site, "/keys?range=1h").find("svg", role="img")

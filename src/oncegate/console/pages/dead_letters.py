@@ -33,7 +33,7 @@ from oncegate.inspection.dead_letter_groups import (
     normal_error,
 )
 from oncegate.inspection.operators import letters
-from oncegate.journal import OPERATOR_ACTIONS, Row
+from oncegate.journal import OPERATOR, OPERATOR_ACTIONS, Row
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry
 from oncegate.text import on_one_line
@@ -268,6 +268,7 @@ def operator_panel(site: Site) -> h.Node:
         title,
         tasks,
         table(title, headers, [_action_row(row) for row in sorted(rows, key=lambda row: row.at, reverse=True)]),
+        h.p[h.a(href=link("/events", {"status": OPERATOR}))["All actions"]],
     )
 
 

@@ -27,6 +27,10 @@ from oncegate.journal.base import MINUTE, Page
 FILTERS: Final = ("q", "status", "kind", "type", "entity", "route", "since", "until")
 _FOLDED: Final = ("kind", "type", "entity", "route", "since", "until")  # filters that a narrow screen folds
 PAGE: Final = 50  # rows
+_ORDER: Final = (
+    "The list is in the order of writing. The row of many copies is written when its minute ends, so it can be in the"
+    " list of the next minute."
+)
 _MOST_COUNTED: Final = 1_000  # rows that are counted one by one, if the counters cannot count them
 _MOST_CHOICES: Final = 200  # values of one filter that are listed
 _RANGES: Final = (("15m", "15 minutes"), ("1h", "1 hour"), ("24h", "24 hours"), ("7d", "7 days"), (None, "Any time"))
@@ -58,6 +62,7 @@ def events(site: Site, request: Request) -> HttpAnswer:
         else nothing_yet(site)
         if not newest
         else _nothing(request, chosen, page, counts),
+        any(row.count > 1 for row in page) and h.p(".soft")[_ORDER],
         pager(request, page.next),
         scripts=["tail.js"],
     )

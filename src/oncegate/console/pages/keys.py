@@ -7,6 +7,7 @@ import htpy as h
 
 from oncegate.console.charts import sparkline
 from oncegate.console.components import empty, facts, panel, problem, table
+from oncegate.console.event_filter import NO_VALUE
 from oncegate.console.layout import document
 from oncegate.console.pages.events import nothing_yet
 from oncegate.console.pages.overview import percent, without_journal
@@ -71,9 +72,9 @@ def _table(uses: Sequence[KeyUse], chosen: TimeRange) -> h.Element:
             [
                 h.div(".name")[h.strong[use.place], h.br, use.type or "no type"],
                 _strategies(use),
-                _number(use.deliveries, chosen.events(route=use.place, type=use.type)),
+                _number(use.deliveries, chosen.events(route=use.place, type=use.type or NO_VALUE)),
                 _duplicates(use, chosen),
-                _number(use.conflicts, chosen.events(route=use.place, type=use.type, status="conflict")),
+                _number(use.conflicts, chosen.events(route=use.place, type=use.type or NO_VALUE, status="conflict")),
                 _without_key(use, chosen),
                 _meaning(use),
             ]
@@ -89,8 +90,8 @@ def _number(number: int, to: str) -> h.Element:
 def _without_key(use: KeyUse, chosen: TimeRange) -> h.Node:
     if not use.refused and not use.unguarded:
         return _number(0, "")
-    refused = chosen.events(route=use.place, type=use.type, status="invalid")
-    unguarded = chosen.events(route=use.place, type=use.type, status="unguarded")
+    refused = chosen.events(route=use.place, type=use.type or NO_VALUE, status="invalid")
+    unguarded = chosen.events(route=use.place, type=use.type or NO_VALUE, status="unguarded")
     return [
         h.a(".count", href=refused)[f"{use.refused:,} refused"] if use.refused else None,
         h.a(".count", href=unguarded)[f"{use.unguarded:,} unguarded"] if use.unguarded else None,
@@ -115,7 +116,7 @@ def _duplicates(use: KeyUse, chosen: TimeRange) -> h.Element:
     share = percent(use.duplicates, use.deliveries)
     text = f"{share} of deliveries are duplicates; the line shows the share over time, from 0% to 100%"
     return h.div(".share")[
-        h.a(".count", href=chosen.events(route=use.place, type=use.type, status="duplicate"))[
+        h.a(".count", href=chosen.events(route=use.place, type=use.type or NO_VALUE, status="duplicate"))[
             f"{use.duplicates:,}", h.small(".soft")[f" {share}"]
         ],
         sparkline(use.ratios, text),

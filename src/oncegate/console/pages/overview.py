@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from oncegate.console.charts import Series, stacked_bars
 from oncegate.console.components import card, empty, facts, panel, problem, table
+from oncegate.console.event_filter import NO_VALUE
 from oncegate.console.layout import document
 from oncegate.console.pages.events import nothing_yet
 from oncegate.console.ranges import TimeRange, range_links, range_text, read_range
@@ -126,7 +127,7 @@ def _figures(
     kinds = [
         [
             " · ",
-            h.a(".number", href=view.events(status="duplicate", kind=kind))[
+            h.a(".number", href=view.events(status="duplicate", kind=kind or NO_VALUE))[
                 f"{counts.total():,} {kind or 'without a kind'}"
             ],
         ]
@@ -196,12 +197,13 @@ def _chart(request: Request, name: str, title: str, counts: StatusCounts, view: 
 
 def _series(counts: StatusCounts, view: _View) -> list[Series]:
     starts = view.range.starts
+    with_kinds = {status for status, kind in counts if kind}
     return [
         Series(
             f"{status.replace('_', ' ')}{f' · {kind}' if kind else ''}",
             series_class(status, kind),
             [by_start[start] for start in starts],
-            partial(view.events, status=status, kind=kind),
+            partial(view.events, status=status, kind=kind or (NO_VALUE if status in with_kinds else None)),
         )
         for (status, kind), by_start in counts.items()
     ]
@@ -246,7 +248,7 @@ def _top_table(column: str, parameter: str, entries: Sequence[TopEntry], view: _
         (
             [
                 h.span(".name")[entry.name or "without a name"],
-                h.a(".count", href=view.events(None, status="duplicate", **{parameter: entry.name}))[
+                h.a(".count", href=view.events(None, status="duplicate", **{parameter: entry.name or NO_VALUE}))[
                     f"{entry.duplicates:,}"
                 ],
                 *([h.span(".count")[percent(entry.duplicates, entry.deliveries)]] if has_shares else []),
