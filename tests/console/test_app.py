@@ -257,6 +257,17 @@ def test_logout_ends_copies_of_the_session_and_their_tails(guessed: Service) -> 
         assert not is_logged_in(copy)
 
 
+@pytest.mark.parametrize("form", [{"csrf": "x"}, {"csrf": "x", "query": "x" * 10_000}])
+def test_an_action_after_the_session_has_ended(stranger: httpx.Client, form: dict[str, str]) -> None:
+    """The page says that nothing was changed, and has the form of the login. The size of the form does not matter."""
+    answer = stranger.post("/console/dead-letters/start", data=form)
+
+    assert answer.status_code == 401
+    assert 'role="alert">Your session has ended. Nothing was changed.<' in answer.text
+    assert f'<form method="post" action="{LOGIN}">' in answer.text
+    assert 'http-equiv="refresh"' not in answer.text
+
+
 def test_get_does_not_log_out(client: httpx.Client) -> None:
     assert client.get("/console/logout").status_code == 404
     assert is_logged_in(client)

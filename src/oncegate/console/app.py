@@ -47,6 +47,7 @@ _SECURITY_HEADERS: Final = [
 _NOT_STORED: Final = (b"cache-control", b"no-store")
 _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _FAILED: Final = "The page could not be made. The log of the service has the reason."
+_ENDED: Final = "Your session has ended. Nothing was changed."
 _OTHER_SITE: Final = (
     "The request comes from another site. If the console is behind a reverse proxy, the proxy must pass on the Host"
     " header of the browser. In nginx: proxy_set_header Host $http_host"
@@ -111,6 +112,8 @@ class Console:
         if scope["method"] == "POST":
             if not _is_same_origin(scope):
                 return error_page(403, _OTHER_SITE)
+            if session is None and path != "/login":
+                return login_page(link("/"), _ENDED, 401)
             if len(body) > (_LARGEST_OF_STRANGER if session is None else _LARGEST_FORM):
                 return error_page(413, "The form is too large.")
             if path == "/login" and self._access.is_blocked(self._peers.sender(scope)):
@@ -120,8 +123,7 @@ class Console:
             # A browser withholds the cookie when a link of another site leads here. The login page is loaded from this
             # site, so it gets the cookie, and leads back to this page if the cookie is valid.
             address = f"{PREFIX}{path}?{scope['query_string'].decode(errors='replace')}"
-            here = _within_site("" if scope["method"] == "POST" else address)
-            return passing_page(link("/login", {"next": here}))
+            return passing_page(link("/login", {"next": _within_site(address)}))
         if len(scope["query_string"]) > (_LARGEST_OF_STRANGER if session is None else _LONGEST_QUERY):
             return error_page(414, "The address is too long.")
         return None
