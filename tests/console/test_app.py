@@ -142,7 +142,7 @@ def test_the_cookie_is_for_this_site_and_not_for_scripts(stranger: httpx.Client)
 def test_the_cookie_is_secure_with_tls(tmp_path: Path) -> None:
     options, context = certificate(tmp_path)
     with Service(tmp_path, *options, environ=ENVIRON, verify=context) as service:
-        answer = service.client.post(LOGIN, data={"token": TOKEN})
+        answer = service.client.post(LOGIN, data={"token": TOKEN, "user": "Ada"})
         assert answer.headers["set-cookie"].endswith("; Secure")
         ended = service.client.post("/console/logout", data={"csrf": csrf_of(service.client)})
         assert ended.headers["set-cookie"].endswith("; Secure")
@@ -152,9 +152,9 @@ def test_the_cookie_is_secure_with_tls(tmp_path: Path) -> None:
 def test_only_a_trusted_proxy_makes_the_cookie_secure(tmp_path: Path, proxies: str, is_secure: bool) -> None:
     with Service(tmp_path, "--proxies", proxies, environ=ENVIRON) as service:
         headers = {"x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.7"}
-        answer = service.client.post(LOGIN, data={"token": TOKEN}, headers=headers)
+        answer = service.client.post(LOGIN, data={"token": TOKEN, "user": "Ada"}, headers=headers)
         assert answer.headers["set-cookie"].endswith("; Secure") is is_secure
-        plain = service.client.post(LOGIN, data={"token": TOKEN}, headers={"x-forwarded-proto": "http"})
+        plain = service.client.post(LOGIN, data={"token": TOKEN, "user": "Ada"}, headers={"x-forwarded-proto": "http"})
         assert not plain.headers["set-cookie"].endswith("; Secure")
 
 
@@ -177,6 +177,17 @@ def test_a_wrong_token_gives_no_session(guessed: Service, token: str) -> None:
 def test_a_missing_token_gives_no_session(stranger: httpx.Client) -> None:
     assert stranger.post(LOGIN).status_code == 401
     assert not is_logged_in(stranger)
+
+
+@pytest.mark.parametrize("user", [None, "", " \t\n\u00a0"])
+def test_a_login_needs_a_name(stranger: httpx.Client, user: str | None) -> None:
+    """The record of changes must say who made them."""
+    answer = stranger.post(LOGIN, data={"token": TOKEN, **({} if user is None else {"user": user})})
+
+    assert answer.status_code == 400
+    assert "set-cookie" not in answer.headers
+    assert "Enter your name: the journal records who did what." in answer.text
+    assert re.search(r'<input id="user"[^>]* required>', answer.text)
 
 
 def test_a_forged_or_expired_cookie_is_no_session(stranger: httpx.Client) -> None:
@@ -258,6 +269,17 @@ def test_logout_ends_copies_of_the_session_and_their_tails(guessed: Service) -> 
         assert not is_logged_in(copy)
 
 
+@pytest.mark.parametrize("form", [{"csrf": "x"}, {"csrf": "x", "query": "x" * 10_000}])
+def test_an_action_after_the_session_has_ended(stranger: httpx.Client, form: dict[str, str]) -> None:
+    """The page says that nothing was changed, and has the form of the login. The size of the form does not matter."""
+    answer = stranger.post("/console/dead-letters/start", data=form)
+
+    assert answer.status_code == 401
+    assert 'role="alert">Your session has ended. Nothing was changed.<' in answer.text
+    assert f'<form method="post" action="{LOGIN}">' in answer.text
+    assert 'http-equiv="refresh"' not in answer.text
+
+
 def test_get_does_not_log_out(client: httpx.Client) -> None:
     assert client.get("/console/logout").status_code == 404
     assert is_logged_in(client)
@@ -273,8 +295,8 @@ def test_wrong_tokens_are_limited_and_logged_without_the_token(tmp_path: Path) -
             service.client.post(LOGIN, data={"token": f"guess-{number}"}, headers=attacker).status_code
             for number in range(20)
         ]
-        blocked = service.client.post(LOGIN, data={"token": TOKEN}, headers=attacker)
-        admitted = service.client.post(LOGIN, data={"token": TOKEN}, headers=other)
+        blocked = service.client.post(LOGIN, data={"token": TOKEN, "user": "Ada"}, headers=attacker)
+        admitted = service.client.post(LOGIN, data={"token": TOKEN, "user": "Ada"}, headers=other)
         until(lambda: service.stderr().count("wrong token") >= 10)
         log = service.stderr()
 
@@ -329,7 +351,7 @@ def test_a_form_of_another_site_changes_nothing(client: httpx.Client, headers: d
     assert answer.status_code == 403
     assert "proxy_set_header Host $http_host" in answer.text
     assert is_logged_in(client)
-    assert client.post(LOGIN, data={"token": TOKEN}, headers=headers).status_code == 403
+    assert client.post(LOGIN, data={"token": TOKEN, "user": "Ada"}, headers=headers).status_code == 403
 
 
 def test_a_form_of_this_site_is_accepted(service: Service) -> None:
@@ -383,7 +405,7 @@ HOSTILE_TARGETS = [
 @pytest.mark.parametrize("to", HOSTILE_TARGETS)
 def test_the_login_leads_to_pages_of_the_console_only(client: httpx.Client, stranger: httpx.Client, to: str) -> None:
     """A link with a hostile address leads to the first page, after the login and with a session."""
-    after_login = stranger.post(LOGIN, data={"token": TOKEN, "next": to})
+    after_login = stranger.post(LOGIN, data={"token": TOKEN, "user": "Ada", "next": to})
     with_session = client.get(LOGIN, params={"next": to})
 
     for answer in (after_login, with_session):
@@ -409,7 +431,7 @@ def test_a_shared_link_survives_the_login(stranger: httpx.Client, query: str) ->
     form = stranger.get(address).text
     target = re.search(r'name="next" value="([^"]*)"', form)
     assert target
-    done = stranger.post(LOGIN, data={"token": TOKEN, "next": target[1].replace("&amp;", "&")})
+    done = stranger.post(LOGIN, data={"token": TOKEN, "user": "Ada", "next": target[1].replace("&amp;", "&")})
 
     path, _, found = done.headers["location"].partition("?")
     assert path == "/console/"
@@ -564,7 +586,7 @@ def test_the_metrics_address_has_no_console(tmp_path: Path) -> None:
         with httpx.Client(base_url=found[1], trust_env=False) as client:
             for path in ("/console", LOGIN, "/console/tail", static_url("console.css")):
                 assert client.get(path).status_code == 404
-                assert client.post(path, data={"token": TOKEN}).status_code == 404
+                assert client.post(path, data={"token": TOKEN, "user": "Ada"}).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,21 @@ def test_attempts_of_stored_events_have_no_strategy(tmp_path: Path, url: str, jo
     assert (use.strategies, use.judgement.name) == (Counter(event_id=1), "good")
 
 
+def test_messages_that_are_no_events_need_no_key(url: str, journal: Journal) -> None:
+    """A heartbeat never gets a key. An event that is skipped because it is old has a key."""
+    recorder = open_recorder(url)
+    with closing(Gate("memory://", observers=[recorder.of("calls")])) as gate:
+        gate.run({"topicName": "channel.metadata", "eventBody": {"message": "WebSocket Heartbeat"}}, succeed)
+        assert recorder.close(10)
+    write(journal, [row(1, wall(), "skipped", place="calls", named="old", strategy="state_change")])
+    found = {use.type: use for use in uses(journal)}
+
+    heartbeat, old = found["channel.metadata"], found["old"]
+    assert (heartbeat.deliveries, heartbeat.skipped, heartbeat.reason) == (1, 1, None)
+    assert (heartbeat.judgement.tone, heartbeat.judgement.name) == ("good", "skipped")
+    assert (old.deliveries, old.skipped, old.judgement.name) == (1, 0, "good")
+
+
 def test_no_rows(journal: Journal) -> None:
     assert uses(journal) == []
 
@@ -159,6 +174,8 @@ def test_no_rows(journal: Journal) -> None:
     [
         ({}, "good"),
         ({"strategies": Counter()}, "unknown"),
+        ({"strategies": Counter(), "skipped": 99}, "unknown"),
+        ({"strategies": Counter(), "skipped": 100}, "skipped"),
         ({"duplicates": 80}, "many copies"),
         ({"duplicates": 50}, "good"),
         ({"deliveries": 4, "duplicates": 3}, "good"),

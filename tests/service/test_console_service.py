@@ -64,7 +64,7 @@ def test_it_serves_the_console_and_its_health(store: Path) -> None:
         assert client.get("/healthz").json() == {"status": "ok"}
         assert client.get("/").headers["location"] == "/console"
         assert client.get("/console").status_code == 401
-        assert client.post("/console/login", data={"token": TOKEN}).headers["location"] == "/console/"
+        assert client.post("/console/login", data={"token": TOKEN, "user": "Ada"}).headers["location"] == "/console/"
         assert client.get("/console").status_code == 200
 
 
@@ -81,7 +81,7 @@ def test_it_serves_nothing_else(store: Path, path: str) -> None:
 def test_a_generated_token_is_in_a_file_and_not_in_the_log(store: Path) -> None:
     with console(store) as (client, message, _):
         token = (store / "oncegate.console-token").read_text().strip()
-        assert client.post("/console/login", data={"token": token}).status_code == 303
+        assert client.post("/console/login", data={"token": token, "user": "Ada"}).status_code == 303
 
     assert "its token is in oncegate.console-token" in message
     assert token not in (store / "errors").read_text()
@@ -90,7 +90,7 @@ def test_a_generated_token_is_in_a_file_and_not_in_the_log(store: Path) -> None:
 def test_it_ends_at_once(store: Path) -> None:
     """SIGTERM ends an open stream too."""
     with console(store, ONCEGATE_CONSOLE_TOKEN=TOKEN) as (client, _, process):
-        client.post("/console/login", data={"token": TOKEN})
+        client.post("/console/login", data={"token": TOKEN, "user": "Ada"})
         with client.stream("GET", "/console/tail") as tail:
             assert tail.status_code == 200
             began = time.monotonic()

@@ -22,7 +22,6 @@ _MOST_SENDERS: Final = 1_000  # whose wrong tokens are counted
 _MOST_LINES: Final = 100  # about wrong tokens in the log, in a minute
 _MOST_ENDED: Final = 1_000  # sessions that ended by a logout
 _MINUTE: Final = 60.0  # seconds
-NO_NAME: Final = "unnamed"
 
 _log = logging.getLogger("oncegate.console")
 
@@ -86,9 +85,8 @@ class Access:
 
     def cookie(self, user: str, *, secure: bool) -> str:
         """Returns the value of the Set-Cookie header for a new session."""
-        name = " ".join(user.split())[:_LONGEST_NAME] or NO_NAME
         # The random part distinguishes two logins of one name in one second: a logout must not end the other session.
-        data = msgspec.json.encode([name, int(self._clock()) + _LIFETIME, secrets.token_urlsafe(8)])
+        data = msgspec.json.encode([user, int(self._clock()) + _LIFETIME, secrets.token_urlsafe(8)])
         value = f"{_text(data)}.{_text(self._sign(data))}"
         return self._set_cookie(value, _LIFETIME, secure=secure)
 
@@ -123,6 +121,11 @@ class Access:
     def _set_cookie(self, value: str, age: int, *, secure: bool) -> str:
         rest = "; Secure" if secure else ""
         return f"{self.cookie_name}={value}; Path={PREFIX}; Max-Age={age}; HttpOnly; SameSite=Strict{rest}"
+
+
+def tidy_name(text: str) -> str:
+    """Returns the name of a person, on one line and short; "" if the text is blank."""
+    return " ".join(text.split())[:_LONGEST_NAME]
 
 
 def _cookie_value(cookies: str, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
-from oncegate.console.access import Access, Session
+from oncegate.console.access import Access, Session, tidy_name
 from oncegate.console.layout import error_page, login_page, passing_page
 from oncegate.console.pages import ACTIONS, PAGES
 from oncegate.console.pages.tail import Tails
@@ -48,6 +48,8 @@ _SECURITY_HEADERS: Final = [
 _NOT_STORED: Final = (b"cache-control", b"no-store")
 _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _FAILED: Final = "The page could not be made. The log of the service has the reason."
+_ENDED: Final = "Your session has ended. Nothing was changed."
+_NO_NAME: Final = "Enter your name: the journal records who did what."
 _OTHER_SITE: Final = (
     "The request comes from another site. If the console is behind a reverse proxy, the proxy must pass on the Host"
     " header of the browser. In nginx: proxy_set_header Host $http_host"
@@ -112,6 +114,8 @@ class Console:
         if scope["method"] == "POST":
             if not _is_same_origin(scope):
                 return error_page(403, _OTHER_SITE)
+            if session is None and path != "/login":
+                return login_page(link("/"), _ENDED, 401)
             if len(body) > (_LARGEST_OF_STRANGER if session is None else _LARGEST_FORM):
                 return error_page(413, "The form is too large.")
             if path == "/login" and self._access.is_blocked(self._peers.sender(scope)):
@@ -121,8 +125,7 @@ class Console:
             # A browser withholds the cookie when a link of another site leads here. The login page is loaded from this
             # site, so it gets the cookie, and leads back to this page if the cookie is valid.
             address = f"{PREFIX}{path}?{scope['query_string'].decode(errors='replace')}"
-            here = _within_site("" if scope["method"] == "POST" else address)
-            return passing_page(link("/login", {"next": here}))
+            return passing_page(link("/login", {"next": _within_site(address)}))
         if len(scope["query_string"]) > (_LARGEST_OF_STRANGER if session is None else _LONGEST_QUERY):
             return error_page(414, "The address is too long.")
         return None
@@ -167,7 +170,10 @@ class Console:
             return login_page(to) if session is None else redirect(to)
         if not self._access.is_valid(form.get("token", ""), self._peers.sender(scope)):
             return login_page(to, "This token is not valid.", 401)
-        cookie = self._access.cookie(form.get("user", ""), secure=self._peers.is_https(scope))
+        user = tidy_name(form.get("user", ""))
+        if not user:
+            return login_page(to, _NO_NAME, 400)
+        cookie = self._access.cookie(user, secure=self._peers.is_https(scope))
         return _with_header(redirect(to), b"set-cookie", cookie)
 
     # ── the live tail ─────────────────────────────────────────────────────────────────────────────────────

@@ -127,7 +127,7 @@ def _login_page(problem: str | None, code: int) -> HttpAnswer:
                 ),
                 h.p(".hint")["The start message of the service says where the token is."],
                 h.label(for_="user")["Your name, for the record of changes"],
-                h.input("#user", name="user", autocomplete="username", maxlength="60"),
+                h.input("#user", name="user", autocomplete="username", maxlength="60", required=True),
                 h.button(type="submit")["Log in"],
             ],
         ],

@@ -13,7 +13,8 @@ from oncegate.journal import Journal, Row, RowFilter
 CONTENT: Final = frozenset({"auto.content", "content"})  # `auto` uses these strategies for events without an id
 _STORED: Final = "kept"  # of attempts of stored events: the record does not have the strategy of its key
 NEWEST: Final = 5_000  # rows from which the strategies are read
-NEWEST_REFUSED: Final = 500  # rows of refused and of unguarded events
+_WITHOUT_KEY: Final = ("invalid", "unguarded", "skipped")  # the statuses of events that may have no key
+NEWEST_REFUSED: Final = 500  # rows of each of these statuses
 _OFTEN: Final = 0.5  # the share of duplicates from which the sender should be checked
 _FEW: Final = 20  # deliveries; the share of duplicates of fewer deliveries says little
 
@@ -32,7 +33,7 @@ class KeyUse(Struct, frozen=True):
     """The keys of one route and type, in a range. `ratios` has the share of duplicates for each interval. `refused` and
     `unguarded` are numbers of events without a key, and `reason` is the reason of the newest of them. `strategies` has
     the number of rows by strategy, of the newest rows. `setting` is the key of the route in the settings; None if the
-    settings do not have the route."""
+    settings do not have the route. `skipped` is the number of messages that are no events, such as heartbeats."""
 
     place: str
     type: str | None
@@ -45,6 +46,7 @@ class KeyUse(Struct, frozen=True):
     unguarded: int = 0
     reason: str | None = None
     setting: str | None = None
+    skipped: int = 0
 
     @property
     def uses_content(self) -> bool:
@@ -59,6 +61,11 @@ class KeyUse(Struct, frozen=True):
     @property
     def ratio(self) -> float:
         return self.duplicates / self.deliveries if self.deliveries else 0.0
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether all deliveries are messages that are no events."""
+        return not self.strategies and 0 < self.deliveries <= self.skipped
 
     @property
     def judgement(self) -> Judgement:
@@ -106,6 +113,12 @@ class KeyUse(Struct, frozen=True):
                 "The settings choose the content as the key. A copy with any difference in this content, such as a new"
                 " timestamp, runs again.",
             )
+        if self.is_skipped:
+            return Judgement(
+                "good",
+                "skipped",
+                "These messages are no events, such as heartbeats. The gate skips them, and they need no key.",
+            )
         if not self.strategies:
             return Judgement("info", "unknown", "The newest rows do not show which strategy made the keys.")
         return Judgement("good", "good", "No conflict, and every event has a key.")
@@ -130,11 +143,11 @@ def read_key_uses(
         elif each.status == "conflict":
             sums.conflicts += each.count
     for each in totals.everything:
-        if each.status in ("invalid", "unguarded"):
+        if each.status in _WITHOUT_KEY:
             found.setdefault((each.place, each.type), _Sums()).totals[each.status] += each.count
     _read_strategies(journal.rows(RowFilter(since=since, until=until), limit=NEWEST), found)
-    for status in ("invalid", "unguarded"):
-        _read_refused(journal.rows(RowFilter(status=status, since=since, until=until), limit=NEWEST_REFUSED), found)
+    for status in _WITHOUT_KEY:
+        _read_without_key(journal.rows(RowFilter(status=status, since=since, until=until), limit=NEWEST_REFUSED), found)
     uses = [_use_of(*name, sums, starts, settings.get(name[0])) for name, sums in found.items()]
     order: tuple[Tone, ...] = ("bad", "warn", "info", "good")
     return sorted(uses, key=lambda use: (order.index(use.judgement.tone), -use.deliveries, use.place, use.type or ""))
@@ -167,7 +180,7 @@ def _read_strategies(rows: Iterable[Row], found: dict[tuple[str, str | None], _S
             found[row.place, row.type].strategies[row.strategy] += row.count
 
 
-def _read_refused(rows: Iterable[Row], found: dict[tuple[str, str | None], _Sums]) -> None:
+def _read_without_key(rows: Iterable[Row], found: dict[tuple[str, str | None], _Sums]) -> None:
     """Count the events with and without a key. An event that was stored without protection has a random key of the
     strategy `unguarded`."""
     for row in rows:
@@ -176,7 +189,8 @@ def _read_refused(rows: Iterable[Row], found: dict[tuple[str, str | None], _Sums
             sums.with_key[row.status] += row.count
         else:
             sums.without_key[row.status] += row.count
-            sums.reason = sums.reason or row.reason
+            if row.status != "skipped":
+                sums.reason = sums.reason or row.reason
 
 
 def _use_of(place: str, named: str | None, sums: _Sums, starts: Sequence[int], setting: str | None) -> KeyUse:
@@ -193,4 +207,5 @@ def _use_of(place: str, named: str | None, sums: _Sums, starts: Sequence[int], s
         sums.number_without_key("unguarded"),
         sums.reason,
         setting,
+        sums.number_without_key("skipped"),
     )

@@ -8,6 +8,7 @@ from playwright.sync_api import Page
 from tests.browser import Scheme
 
 WIDE: Final = 1400  # pixels
+TABLET: Final = 768
 NARROW: Final = 390
 CONTRAST: Final = 4.5  # WCAG 2.2, level AA, for text of any size
 _MOST_ROUNDS: Final = 3  # a part of the page that scrolls also takes the focus

@@ -12,6 +12,7 @@ from tests.console.browser.demo import Demo, running_demo
 from tests.stores.servers import missing
 
 OpenPage = Callable[..., Page]
+USER = "Maximilian Mustermann"  # a long name takes the most room in the header
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +44,7 @@ def browser() -> Iterator[Browser]:
 def session(browser: Browser, demo: Demo) -> StorageState:
     """The cookie of a person who is logged in."""
     with window(browser) as context:
-        log_in(context.new_page(), demo.console, demo.token)
+        log_in(context.new_page(), demo.console, demo.token, USER)
         return context.storage_state()
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browser.checks import low_contrast, too_wide, unreachable
-from tests.console.browser.conftest import OpenPage
+from tests.console.browser.conftest import USER, OpenPage
 from tests.console.browser.demo import Demo
 from tests.stores.servers import until
 
@@ -74,7 +74,7 @@ def test_redrive_by_a_filter(demo: Demo, open_page: OpenPage) -> None:
     expect(page.get_by_text("No dead letter matches.")).to_be_visible()
     record = page.get_by_role("table", name="Who did what").get_by_role("row").nth(1)
     expect(record).to_contain_text("redrive")
-    expect(record).to_contain_text("Ada (127.0.0.1)")
+    expect(record).to_contain_text(f"{USER} (127.0.0.1)")
     page.goto(f"{demo.console}/events?q=unknown-1&status=processed")
     expect(page.locator("#rows tr")).to_have_count(1)
 
@@ -146,7 +146,7 @@ def test_reset(demo: Demo, open_page: OpenPage, width: int) -> None:
     expect(page.get_by_text("Deleted the record of")).to_be_visible()
     page.get_by_role("link", name="Back").click()
     expect(page.get_by_text("Reset is not possible. The key has no record")).to_be_visible()
-    expect(page.locator("main")).to_contain_text("Ada (127.0.0.1)")
+    expect(page.locator("main")).to_contain_text(f"{USER} (127.0.0.1)")
 
 
 @pytest.mark.parametrize("width", [1400, 390])

@@ -81,6 +81,16 @@ def test_an_event_is_found_by_its_text(hostile: Demo, open_page: OpenPage, name:
         check(page)
 
 
+def test_a_long_type_fits(demo: Demo, open_page: OpenPage) -> None:
+    """The screen of an event fits into the window, with a type that has no space and no other place to wrap."""
+    (answer,) = demo.send({"id": "long type", "type": "w" * 201, "customer": "c-1"})
+    page = open_page(f"{demo.console}/event?key={answer['key']}&namespace=invoices", width=1280)
+    expect(page.locator("main")).to_contain_text("w" * 201)
+    check(page)
+    page.set_viewport_size({"width": NARROW, "height": 900})
+    check(page)
+
+
 @pytest.mark.parametrize("path", ["/event", "/conversation", "/events", "/dead-letters", "/keys", ""])
 def test_a_hostile_query(demo: Demo, open_page: OpenPage, path: str) -> None:
     """Hostile text in a query is shown as text, or is refused with a page of the console."""

@@ -21,8 +21,8 @@ def test_the_login_page_fits(demo: Demo, browser: Browser) -> None:
 
 
 def test_a_wrong_token(demo: Demo, browser: Browser) -> None:
-    """Without a token, the browser does not send the form. A wrong token is answered with a reason, and the right token
-    then leads to the page that was asked for."""
+    """Without a token and a name, the browser does not send the form. A wrong token is answered with a reason,
+    and the right token then leads to the page that was asked for."""
     with window(browser) as context:
         page = context.new_page()
         page.goto(f"{demo.console}/events?status=duplicate")
@@ -30,6 +30,9 @@ def test_a_wrong_token(demo: Demo, browser: Browser) -> None:
         page.get_by_role("button", name="Log in").click()
         expect(page.locator("#token:invalid")).to_be_focused()
         page.locator("#token").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#user:invalid")).to_be_focused()
+        page.locator("#user").fill("Ada")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_have_text("This token is not valid.")
         page.locator("#token").fill(demo.token)

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.console.browser.checks import NARROW, injected, low_contrast, too_wide, unreachable, windows
+from tests.console.browser.checks import NARROW, TABLET, injected, low_contrast, too_wide, unreachable, windows
 from tests.console.browser.conftest import OpenPage
 from tests.console.browser.demo import Demo
 
@@ -40,6 +40,8 @@ def test_the_page_fits(demo: Demo, open_page: OpenPage, path: str) -> None:
     """A screen has its heading, fits into the window, and all of its text can be read."""
     page = open_page(demo.console + path)
     expect(page.locator("h1")).to_have_text(SCREENS[path])
+    page.set_viewport_size({"width": TABLET, "height": 900})
+    assert too_wide(page) == []
     for window in windows(page):
         assert too_wide(page) == [], window
         assert low_contrast(page) == [], window
@@ -80,6 +82,8 @@ def test_the_screen_of_one_thing_fits(demo: Demo, open_page: OpenPage, name: str
     page = open_page(f"{demo.console}/events?kind=state-echo")
     follow(page, name)
     expect(page.locator("h1")).to_contain_text(name.capitalize())
+    page.set_viewport_size({"width": TABLET, "height": 900})
+    assert too_wide(page) == []
     for window in windows(page):
         assert too_wide(page) == [], window
         assert low_contrast(page) == [], window

@@ -35,19 +35,39 @@ def test_a_burst_is_shown(demo: Demo, open_page: OpenPage) -> None:
 
 
 def test_it_pauses_on_scroll(demo: Demo, open_page: OpenPage) -> None:
-    """While a person reads further down, no row moves. A button says how many rows wait, and shows them."""
+    """While a person reads further down, no row moves. A button says how many rows wait, and shows them. The state of
+    the tail says why they wait."""
     page = open_tail(open_page, demo, "scroll")
     demo.send(*invoices("scroll", 40))
-    rows = page.locator("#rows tr")
+    rows, state = page.locator("#rows tr"), page.locator("#tail [data-state]")
     expect(rows).to_have_count(41)
     rows.last.scroll_into_view_if_needed()
+    expect(state).to_have_text("Live")
     demo.send({"id": "late", "type": "tail.scroll", "customer": "late"})
     waiting = page.get_by_role("button", name="1 new row, show it")
     expect(waiting).to_have_count(1)
+    expect(state).to_have_text("Paused while you scroll")
     expect(rows).to_have_count(41)
     waiting.click()
     expect(rows).to_have_count(42)
     expect(rows.first).to_be_in_viewport()
+    expect(state).to_have_text("Live")
+
+
+def test_it_pauses_as_soon_as_a_person_scrolls(demo: Demo, open_page: OpenPage) -> None:
+    """No row moves while the top of the table is still in the window. The rows appear when the person is back."""
+    page = open_tail(open_page, demo, "inch")
+    demo.send(*invoices("inch", 40))
+    rows, state = page.locator("#rows tr"), page.locator("#tail [data-state]")
+    expect(rows).to_have_count(41)
+    page.evaluate("window.scrollTo(0, 20)")
+    expect(rows.first).to_be_in_viewport()
+    demo.send({"id": "inch-late", "type": "tail.inch", "customer": "late"})
+    expect(state).to_have_text("Paused while you scroll")
+    expect(rows).to_have_count(41)
+    page.evaluate("window.scrollTo(0, 0)")
+    expect(rows).to_have_count(42)
+    expect(state).to_have_text("Live")
 
 
 def test_it_pauses_by_a_button(demo: Demo, open_page: OpenPage) -> None:

@@ -41,7 +41,8 @@ def test_a_row_for_each_route_and_type(site: Site, journal: Journal) -> None:
     assert "The newest reason: Refused: no id." in shown.text
     order = [shown.text.index(name) for name in ("case.updated", "call.ended")]
     assert order == sorted(order)
-    assert "docs/guide/keys.md" in shown.text
+    assert 'The guide "Which key to choose" in the documentation' in shown.text
+    assert "the list also has the attempts of stored events" not in shown.text
 
 
 def test_numbers_lead_to_their_events(site: Site, journal: Journal) -> None:
@@ -102,6 +103,16 @@ def test_attempts_of_stored_events_have_no_strategy(site: Site, journal: Journal
 
     assert "default call.ended event_id 1 0 0%" in text
     assert "kept" not in text
+    assert "The column Deliveries counts deliveries; the list also has the attempts of stored events." in text
+
+
+def test_skipped_messages_need_no_key(site: Site, journal: Journal) -> None:
+    write(journal, [row(1, wall() - MINUTE, "skipped", key=b"", strategy="", named="channel.metadata")])
+    text = get(keys, site, "/keys?range=1h").text
+
+    assert "default channel.metadata none 1 0 0%" in text
+    assert "skipped These messages are no events, such as heartbeats." in text
+    assert "unknown" not in text
 
 
 def test_content_that_was_chosen_is_a_note(tmp_path: Path, journal: Journal) -> None:

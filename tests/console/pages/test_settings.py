@@ -135,6 +135,7 @@ def test_dynamodb_is_not_asked(tmp_path: Path) -> None:
 
     assert "no table (3)" in shown.text
     assert "oncegate doctor --name NAME" in shown.text
+    assert 'The page "The doctor" in the documentation' in shown.text
 
 
 def test_hostile_values_are_shown_as_text(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _badges(story: Story, *, is_row: bool) -> h.Node:
     return [
         badge(state_name(entry.record.state)) if entry else h.span(".badge.tone-neutral")["no record"],
         is_row and focus.status and badge(focus.status, focus.kind),
-        focus.type and h.span(".soft")[focus.type],
+        focus.type and h.span(".soft.name")[focus.type],
     ]
 
 

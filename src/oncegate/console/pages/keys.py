@@ -21,7 +21,6 @@ from oncegate.journal import Journal
 from oncegate.settings.routes import name_of, routes_of
 
 _MOST_LISTED: Final = 100  # routes and types
-_GUIDE: Final = "docs/guide/keys.md"
 
 
 def keys(site: Site, request: Request) -> HttpAnswer:
@@ -35,9 +34,8 @@ def keys(site: Site, request: Request) -> HttpAnswer:
         h.p(".soft")[
             range_text(chosen),
             ". Two deliveries with the same key are one event. ",
-            "A key that is too weak joins different events. A key that is too strict lets copies run again. See ",
-            h.code[_GUIDE],
-            ".",
+            "A key that is too weak joins different events. A key that is too strict lets copies run again. ",
+            'The guide "Which key to choose" in the documentation of Oncegate compares the strategies.',
         ],
         panel("Keys in the settings", facts((name, h.code[key]) for name, key in settings.items())),
         without_journal(site) if site.journal is None else _uses(site, site.journal, chosen, settings),
@@ -55,6 +53,9 @@ def _uses(site: Site, journal: Journal, chosen: TimeRange, settings: Mapping[str
     return [
         _table(uses[:_MOST_LISTED], chosen),
         more > 0 and h.p(".soft")[f"{more:,} more types with fewer deliveries are not listed."],
+        h.p(".soft")["The column Deliveries counts deliveries; the list also has the attempts of stored events."]
+        if totals.attempts
+        else None,
         h.p(".soft")[
             f"Numbers are totals of the range. Strategies are those of the newest {NEWEST:,} rows of deliveries and of"
             f" attempts; attempts of stored events do not have a strategy. Reasons are read from the newest"
@@ -109,7 +110,7 @@ def _strategies(use: KeyUse) -> h.Node:
         ]
         for name, number in use.strategies.most_common(3)
     ]
-    return listed or h.span(".soft")["unknown"]
+    return listed or h.span(".soft")["none" if use.is_skipped else "unknown"]
 
 
 def _duplicates(use: KeyUse, chosen: TimeRange) -> h.Element:

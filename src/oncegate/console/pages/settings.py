@@ -111,9 +111,7 @@ def _checked(site: Site) -> h.Element:
         h.p(".soft")[
             "The settings and the store were checked. To check a queue, a function or a table in AWS, run ",
             h.code["oncegate doctor --name NAME"],
-            ". The rules are described in ",
-            h.code["docs/doctor.md"],
-            ".",
+            '. The page "The doctor" in the documentation of Oncegate describes the rules.',
         ],
     )
 

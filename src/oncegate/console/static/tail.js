@@ -87,8 +87,9 @@ const pause = tail?.querySelector("[data-pause]");
 const show = tail?.querySelector("[data-show]");
 const state = tail?.querySelector("[data-state]");
 
+// A new row would move everything below it, also while the top of the table is still in the window.
 function isScrolled() {
-  return body.getBoundingClientRect().top < 0;
+  return window.scrollY > 0;
 }
 
 function arrive(rows) {
@@ -106,6 +107,7 @@ function update() {
   }
   show.hidden = !count;
   show.textContent = count === 1 ? "1 new row, show it" : `${count.toLocaleString("en")} new rows, show them`;
+  showState();
 }
 
 function flush() {
@@ -143,8 +145,16 @@ function linkOlder(before) {
 
 let source = null;
 let last = ""; // the id of the last row that arrived
+let notice = state?.textContent; // shown in place of "Live" or "Paused"; empty while the stream works
 
 function say(text) {
+  notice = text;
+  showState();
+}
+
+function showState() {
+  const isWaiting = waiting.length && isScrolled();
+  const text = notice || (isPaused ? "Paused" : isWaiting ? "Paused while you scroll" : "Live");
   if (state.textContent !== text) {
     state.textContent = text;
   }
@@ -156,10 +166,10 @@ function connect() {
     to.searchParams.set("after", last);
   }
   source = new EventSource(to);
-  source.addEventListener("open", () => say(isPaused ? "Paused" : "Live"));
+  source.addEventListener("open", () => say(""));
   source.addEventListener("rows", ({ data, lastEventId }) => {
     last = lastEventId;
-    say(isPaused ? "Paused" : "Live");
+    say("");
     if (body) {
       arrive(JSON.parse(data));
     } else {
@@ -168,7 +178,7 @@ function connect() {
   });
   source.addEventListener("gap", () => say("Live. There are more new rows than can be shown; the list has all of them."));
   source.addEventListener("problem", ({ data }) => say(`The journal cannot be read: ${JSON.parse(data)}`));
-  source.addEventListener("solved", () => say(isPaused ? "Paused" : "Live"));
+  source.addEventListener("solved", () => say(""));
   source.addEventListener("error", failed);
 }
 
@@ -206,7 +216,7 @@ if (tail) {
   pause.addEventListener("click", () => {
     isPaused = !isPaused;
     pause.textContent = isPaused ? "Resume" : "Pause";
-    say(isPaused ? "Paused" : "Live");
+    say("");
     update();
   });
   show.addEventListener("click", () => {
