@@ -19,9 +19,11 @@ UNKNOWN = "has no customer unknown"
 
 def confirm(page: Page, name: str) -> None:
     """Press the button of the page that asks for confirmation, and wait for the page of the task."""
+    button = page.get_by_role("button", name=name, exact=True)
+    expect(button).to_be_visible()  # the page is loaded
     assert too_wide(page) == []
     assert low_contrast(page) == []
-    page.get_by_role("button", name=name, exact=True).click()
+    button.click()
     page.wait_for_url("**/console/task?id=*")
 
 

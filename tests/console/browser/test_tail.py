@@ -173,9 +173,9 @@ def set_visibility(page: Page, state: str) -> None:
 def test_a_row_is_the_same_after_a_reload(demo: Demo, open_page: OpenPage) -> None:
     """The script makes the same cells as the service."""
     page = open_tail(open_page, demo, "same")
-    demo.send({"id": "same <b>&amp;", "type": "tail.same", "customer": "a/b?c=d&e f+g"})
+    demo.send({"id": "same \u202e<b>&amp;", "type": "tail.same", "customer": "a/b?c=d&e f+g\u200f"})
     row = page.locator("#rows tr").first
-    expect(row).to_contain_text("same <b>&amp;")
+    expect(row).to_contain_text("same \\u202e<b>&amp;")
     live = [cell.inner_html() for cell in row.locator("td").all()]
     page.reload()
     assert [cell.inner_html() for cell in row.locator("td").all()] == live

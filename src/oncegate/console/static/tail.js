@@ -1,6 +1,9 @@
 // The live tail of the Events screen: adds new rows at the top of the table.
 
 const MOST_ROWS = 1000; // in the page
+const GAP = "Live. There are more new rows than can be shown; the list has all of them.";
+// Characters that change the direction of the text after them. requests.py has the same list.
+const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 const RETRY = 5000; // milliseconds after the service has refused the stream
 
 const tail = document.querySelector("#tail");
@@ -8,10 +11,15 @@ const body = document.querySelector("#rows");
 
 // ── rows ────────────────────────────────────────────────────────────────────────────────────────────
 
+// Shows such characters as their codes, as the pages of the service do.
+function visible(text) {
+  return (text ?? "").replace(DIRECTION, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 // Makes the same row as event_rows.py. `textContent` shows every text as text.
 function element(name, text, attributes = {}) {
   const made = document.createElement(name);
-  made.textContent = text ?? "";
+  made.textContent = visible(text);
   for (const [key, value] of Object.entries(attributes)) {
     made.setAttribute(key, value);
   }
@@ -32,7 +40,7 @@ function wrapped(text) {
     return "";
   }
   const made = element("span", "", { class: "line wrap", title: text });
-  text.split(".").forEach((part, number) => made.append(...(number ? [".", element("wbr"), part] : [part])));
+  visible(text).split(".").forEach((part, number) => made.append(...(number ? [".", element("wbr"), part] : [part])));
   return made;
 }
 
@@ -55,12 +63,12 @@ function cells(row) {
     [element("span", status, { class: `badge status-${status.replaceAll(" ", "-")}` }), line(row.kind, " soft")],
     [wrapped(row.type), line(row.event, " soft")],
     [
-      row.entity ? link([row.entity], { class: "line", href: conversation, title: row.entity }) : "",
+      row.entity ? link([visible(row.entity)], { class: "line", href: conversation, title: row.entity }) : "",
       row.key ? link([element("code", row.key.slice(0, 12), { title: row.key })], { href: event }) : "",
     ],
     [wrapped(row.route), line(row.attempt && `attempt ${row.attempt}`, " soft")],
     [line(row.lag && `lag ${row.lag}`, " soft"), line(row.took && `took ${row.took}`, " soft")],
-    [row.copies ? element("strong", row.copies, { class: "line" }) : "", row.reason],
+    [row.copies ? element("strong", row.copies, { class: "line" }) : "", visible(row.reason)],
   ];
 }
 
@@ -145,6 +153,7 @@ function linkOlder(before) {
 
 let source = null;
 let last = ""; // the id of the last row that arrived
+let hasGap = false; // rows were left out
 let notice = state?.textContent; // shown in place of "Live" or "Paused"; empty while the stream works
 
 function say(text) {
@@ -169,14 +178,14 @@ function connect() {
   source.addEventListener("open", () => say(""));
   source.addEventListener("rows", ({ data, lastEventId }) => {
     last = lastEventId;
-    say("");
+    say(hasGap ? GAP : "");
     if (body) {
       arrive(JSON.parse(data));
     } else {
       location.reload(); // the first rows: the page has no table yet
     }
   });
-  source.addEventListener("gap", () => say("Live. There are more new rows than can be shown; the list has all of them."));
+  source.addEventListener("gap", () => (hasGap = true));
   source.addEventListener("problem", ({ data }) => say(`The journal cannot be read: ${JSON.parse(data)}`));
   source.addEventListener("solved", () => say(""));
   source.addEventListener("error", failed);
