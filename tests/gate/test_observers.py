@@ -217,6 +217,21 @@ def test_flush_of_a_queue(store: MemoryStore) -> None:
     assert queue.dropped == 1
 
 
+def test_a_thread_that_cannot_start(store: MemoryStore) -> None:
+    """If the thread cannot start, `flush` does not wait, a full queue counts what it drops, and every item tries to
+    start the thread again."""
+    tries = list[int]()
+    queue = OutcomeQueue(2, 1_000_000, lambda: tries.append(1))
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    for number in range(3):
+        gate.run({"id": number}, succeed)
+    assert (queue.count, queue.dropped, len(tries)) == (2, 1, 3)
+    began = time.monotonic()
+    assert not queue.flush(10)
+    assert time.monotonic() - began < 5
+    assert len(tries) == 4
+
+
 def test_a_queue_that_raises_fails_no_event(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in the queue is counted, and the event has its outcome."""
     monkeypatch.setattr(OutcomeQueue, "put", None)

@@ -388,6 +388,29 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck.released.set()
 
 
+def test_a_thread_that_cannot_start(recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the system allows no new thread, events run and their rows wait. The next event starts the thread."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "oncegate-journal":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        recorder.start()
+        assert gate.run({"id": "evt-1"}, succeed).status == "processed"
+        assert gate.counts.get("observer.failed", 0) == 0
+        began = time.monotonic()
+        assert not recorder.flush(10)
+        assert time.monotonic() - began < 5
+    gate.run({"id": "evt-2"}, succeed)
+    assert [row.event_id for row in rows_of(recorder, url)] == ["evt-1", "evt-2"]
+    assert recorder.dropped == 0
+
+
 def test_an_unexpected_error_costs_one_batch(
     recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

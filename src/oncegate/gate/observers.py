@@ -84,7 +84,8 @@ class QueuedOutcomes(Struct, frozen=True):
 
 class OutcomeQueue:
     """A bounded queue of outcomes, for an observer that processes outcomes in a separate thread. If the queue is full,
-    outcomes are dropped and counted. `start` is called with the first item, and must start the thread."""
+    outcomes are dropped and counted. `start` is called with the first item. It must start the thread and set
+    `is_started`. If it cannot start the thread, it must not raise: it is called again with the next item."""
 
     def __init__(self, most: int, most_bytes: int, start: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -112,11 +113,11 @@ class OutcomeQueue:
             fits = self.count + count <= self._most and self._bytes + size <= self._most_bytes
             if self.is_closed or not fits:
                 self.dropped += count
-                return
-            self._items.append(QueuedOutcomes(place, namespace, at, tuple(outcomes), size))
-            self.count += count
-            self._bytes += size
-            if not self.is_started:
+            else:
+                self._items.append(QueuedOutcomes(place, namespace, at, tuple(outcomes), size))
+                self.count += count
+                self._bytes += size
+            if not self.is_started and not self.is_closed:
                 self._start()
         if not self.filled.is_set():
             self.filled.set()
@@ -142,8 +143,12 @@ class OutcomeQueue:
         """Wait until all outcomes that were put so far are processed. Returns False if this takes longer than `within`
         seconds."""
         with self.lock:
-            if not self.is_started or self.is_closed:
+            if self.is_closed:
                 return True
+            if self._items and not self.is_started:
+                self._start()
+            if not self.is_started:
+                return not self._items
             done = threading.Event()
             self._items.append(done)
             self.waiters += 1

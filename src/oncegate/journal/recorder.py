@@ -114,8 +114,11 @@ class Recorder:
                 self._start()
 
     def _start(self) -> None:
-        self._queue.is_started = True
-        threading.Thread(target=self._run, name="oncegate-journal", daemon=True).start()
+        """Start the thread. If the system allows no new thread, the next outcome tries again. The caller holds the lock
+        of the queue, so nothing is logged here: a fork locks the module `logging` first."""
+        with suppress(RuntimeError, MemoryError):
+            threading.Thread(target=self._run, name="oncegate-journal", daemon=True).start()
+            self._queue.is_started = True
 
     def flush(self, within: float) -> bool:
         """Write all rows that were queued so far, also those of storms that have not ended. Returns False if this takes
