@@ -411,6 +411,24 @@ def test_a_thread_that_cannot_start(recorder: Recorder, url: str, monkeypatch: p
     assert recorder.dropped == 0
 
 
+@pytest.mark.parametrize("changes", [{"state": 5}, {"type": ["x"]}, {"entity": b"x"}, {"occurred_at": "now"}])
+def test_an_outcome_without_a_row(
+    recorder: Recorder, url: str, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    """An event whose fields have wrong types costs only its own row. It is counted as dropped, and the error is logged
+    once."""
+    observer = recorder.of("calls")
+    events = [Event(source="plain", body={}, id=str(number)) for number in range(4)]
+    events[1] = events[2] = Event(**{"source": "plain", "body": {}, "id": "bad", **changes})
+    with caplog.at_level(logging.WARNING):
+        observer.record([Outcome("processed", event) for event in events], wall(), "crm")
+        assert [row.event_id for row in rows_of(recorder, url)] == ["0", "3"]
+    assert (recorder.written, recorder.dropped) == (2, 2)
+    (record,) = caplog.records
+    assert record.getMessage() == "the journal cannot make the row of an event, and drops the row"
+    assert record.exc_info
+
+
 def test_an_unexpected_error_costs_one_batch(
     recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

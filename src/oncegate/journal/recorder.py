@@ -80,6 +80,8 @@ class Recorder:
         self._queue = OutcomeQueue(_MOST_QUEUED, _MOST_BYTES, self._start)
         self._written = 0
         self._dropped = 0
+        self._unmade = 0  # rows that were dropped because they could not be made
+        self._logged: set[type[Exception]] = set()
         self._reset()
         forks.watch(self)
 
@@ -105,7 +107,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """The number of rows that were dropped."""
-        return self._dropped + self._queue.dropped
+        return self._dropped + self._unmade + self._queue.dropped
 
     def start(self) -> None:
         """Start the thread, so that old rows are deleted even if no event arrives."""
@@ -197,22 +199,34 @@ class Recorder:
         number = 0
         for item in items:
             for outcome in item.outcomes:
-                if not is_ready or (crowded and not budget.allows_rows):
-                    maker.count(item, outcome)
-                    self._dropped += 1
-                else:
-                    maker.add(item, outcome, details=are_few or budget.allows_details)
+                is_row = is_ready and (not crowded or budget.allows_rows)
+                self._add(item, outcome, is_row=is_row, details=are_few or budget.allows_details)
                 number += 1
                 if not number % _YIELD_EVERY:
                     time.sleep(0)
                     budget.update()
+
+    def _add(self, item: QueuedOutcomes, outcome: Outcome, *, is_row: bool, details: bool) -> None:
+        """Make the row of an outcome, or only count its event. If this raises, only this row is dropped: a program can
+        make an event whose fields have wrong types. Each type of error is logged once."""
+        try:
+            if is_row:
+                self._maker.add(item, outcome, details=details)
+            else:
+                self._maker.count(item, outcome)
+                self._dropped += 1
+        except Exception as error:  # noqa: BLE001  # the thread goes on with the next outcome
+            self._unmade += 1
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                _log.exception("the journal cannot make the row of an event, and drops the row")
 
     def _write(self, *, is_flush: bool) -> None:
         self._maker.end_storms(self._clock(), all_of_them=is_flush)
         written, dropped = self._writer.write(self._maker)
         self._written += written
         self._dropped += dropped
-        self._health.report(self.dropped, self._writer.error)
+        self._health.report(self.dropped - self._unmade, self._writer.error)
         self._writer.prune()
 
 

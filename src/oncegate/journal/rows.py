@@ -168,19 +168,18 @@ _PLAIN: Final = ("processed", "accepted")
 def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
     """Returns the fields of a row for this outcome, without its details."""
     event, key, original = outcome.event, outcome.key, outcome.original
-    event_id, entity, part, state = event.id, event.entity, event.part, event.state
     kept, took = outcome.kept, outcome.took
     lag = None if event.occurred_at is None else at - (took or 0) - microseconds_of(event.occurred_at)
     return Fields(
         b"" if key is None else key.digest,
-        event_id if event_id is None or len(event_id) <= _LONGEST_TEXT else shortened(event_id),
-        entity if entity is None or len(entity) <= _LONGEST_TEXT else shortened(entity),
+        _bounded(event.id),
+        _bounded(event.entity),
         _delivery_id(event),
         b"" if kept is None else kept.digest,
         at,
         "" if key is None else key.strategy,
-        part if part is None or len(part) <= _LONGEST_TEXT else shortened(part),
-        state if state is None or len(state) <= _LONGEST_TEXT else shortened(state),
+        _bounded(event.part),
+        _bounded(event.state),
         event.attempt,
         lag,
         took,
@@ -190,6 +189,16 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
         worker,
         stale=event.stale,
     )
+
+
+def _bounded(text: str | None) -> str | None:
+    """Returns a text that is not too long for a row. Raises TypeError for a value of another type: a program can make
+    an event with such a value, and no reader could decode the row."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"a field of an event is not a string but {type(text).__name__}")
+    return text if len(text) <= _LONGEST_TEXT else shortened(text)
 
 
 def _delivery_id(event: Event) -> str | None:
