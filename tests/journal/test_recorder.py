@@ -653,6 +653,30 @@ def test_close_writes_what_is_queued(url: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(read(url, lambda journal: journal.rows(limit=20_000))) == 4_000
 
 
+@pytest.mark.parametrize("queued", [0, 7])
+def test_close_counts_what_it_cannot_write(url: str, caplog: pytest.LogCaptureFixture, queued: int) -> None:
+    """If the journal does not answer, close() counts the queued rows and those in the thread as dropped. One warning
+    has their number. The thread does not count them again."""
+    stuck = _Stuck()
+    recorder = Recorder(lambda: stuck)  # type: ignore[arg-type,return-value]
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    gate.run_batch([{"id": f"first-{number}"} for number in range(3)], succeed)
+    assert stuck.entered.wait(10)
+    if queued:
+        gate.run_batch([{"id": number} for number in range(queued)], succeed)
+    others = [thread for thread in threading.enumerate() if thread.name == "oncegate-journal"]
+    with caplog.at_level(logging.WARNING):
+        assert not recorder.close(0.1)
+        assert recorder.dropped == 3 + queued
+        stuck.released.set()
+        for thread in others:
+            thread.join(10)
+        recorder.close(0.1)
+    assert (recorder.written, recorder.dropped) == (0, 3 + queued)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages == [f"the journal was closed before it could write all rows; it dropped {3 + queued} rows"]
+
+
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -139,6 +139,9 @@ class OutcomeQueue:
             self.count -= count
         return items
 
+    def take_all(self) -> list[QueuedOutcomes | threading.Event]:
+        return self.take(self._most + 1)
+
     def flush(self, within: float) -> bool:
         """Wait until all outcomes that were put so far are processed. Returns False if this takes longer than `within`
         seconds."""

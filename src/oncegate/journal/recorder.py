@@ -91,6 +91,9 @@ class Recorder:
         self._maker = _RowMaker(self._bounds)
         self._health = _Health()
         self._write_at = 0.0
+        self._taken = 0  # outcomes that the thread has taken from the queue, and that have no row yet
+        self._appending = 0  # rows that the thread writes now
+        self._has_given_up = False
 
     # ── for gates and commands ────────────────────────────────────────────────────────────────────────────
 
@@ -129,16 +132,27 @@ class Recorder:
 
     def close(self, within: float = _CLOSE_WITHIN) -> bool:
         """Write the queued rows and close the journal. Returns False if this takes longer than `within` seconds. The
-        remaining rows are then lost."""
+        remaining rows are then counted as dropped, although the thread may still write the batch that it has begun."""
         flushed = self._queue.flush(within)
         with self._queue.lock:
-            self._queue.is_closed = True
+            was_closed, self._queue.is_closed = self._queue.is_closed, True
         self._queue.hurry.set()
         self._queue.filled.set()
-        if flushed and self._writing.acquire(timeout=within):
+        if not flushed and not was_closed:
+            self._give_up()
+        elif flushed and self._writing.acquire(timeout=within):
             self._writer.close()
             self._writing.release()
         return flushed
+
+    def _give_up(self) -> None:
+        """Drop the queued rows, and count them together with the rows that the thread has not written yet."""
+        left = sum(len(item.outcomes) for item in self._queue.take_all() if isinstance(item, QueuedOutcomes))
+        lost = left + self._taken + max(len(self._maker.rows), self._appending)
+        self._has_given_up = True
+        self._dropped += lost
+        if lost:
+            _log.warning("the journal was closed before it could write all rows; it dropped %s", times(lost, "row"))
 
     def before_fork(self) -> None:
         """Block the queue. `_writing` is not acquired: its holder may wait for a slow journal, or for the lock of the
@@ -170,20 +184,30 @@ class Recorder:
                 with self._writing:
                     if queue or not queue.is_closed:  # a round after close() would open the journal again
                         self._round(budget)
+        with self._writing, suppress(Exception):
+            self._writer.close()
 
     def _round(self, budget: CpuBudget) -> None:
         crowded = self._queue.count >= _CROWDED and not self._queue.waiters
         items = self._queue.take(_BATCH)
         waiters = [item for item in items if isinstance(item, threading.Event)]
+        outcomes = [item for item in items if isinstance(item, QueuedOutcomes)]
+        self._taken = sum(len(item.outcomes) for item in outcomes)
         try:
-            self._make([item for item in items if isinstance(item, QueuedOutcomes)], budget, crowded)
-            if waiters or len(self._maker.rows) >= _BATCH or time.monotonic() >= self._write_at:
+            self._make(outcomes, budget, crowded)
+            if (
+                self._queue.is_closed
+                or waiters
+                or len(self._maker.rows) >= _BATCH
+                or time.monotonic() >= self._write_at
+            ):
                 self._write_at = time.monotonic() + _WRITE_EVERY
-                self._write(is_flush=bool(waiters))
+                self._write(is_flush=self._queue.is_closed or bool(waiters))
         except Exception:  # noqa: BLE001  # the thread goes on with the next batch
-            self._dropped += self._maker.drop_rows()
+            self._drop(self._taken + self._maker.drop_rows())
             _log.exception("the journal dropped a batch of rows")
         finally:
+            self._taken = 0
             budget.update()
             for waiter in waiters:
                 waiter.set()
@@ -192,7 +216,7 @@ class Recorder:
         """Make rows. If the journal cannot be written, or the processor time is used up and the queue is long, only
         count the events."""
         maker, is_ready = self._maker, self._writer.is_ready()
-        are_few = sum(len(item.outcomes) for item in items) <= _FEW
+        are_few = self._taken <= _FEW
         if is_ready and self._writer.is_new:
             maker.start_details(self._writer.secret)
             self._writer.is_new = False
@@ -201,6 +225,7 @@ class Recorder:
             for outcome in item.outcomes:
                 is_row = is_ready and (not crowded or budget.allows_rows)
                 self._add(item, outcome, is_row=is_row, details=are_few or budget.allows_details)
+                self._taken -= 1
                 number += 1
                 if not number % _YIELD_EVERY:
                     time.sleep(0)
@@ -214,7 +239,7 @@ class Recorder:
                 self._maker.add(item, outcome, details=details)
             else:
                 self._maker.count(item, outcome)
-                self._dropped += 1
+                self._drop(1)
         except Exception as error:  # noqa: BLE001  # the thread goes on with the next outcome
             self._unmade += 1
             if type(error) not in self._logged:
@@ -223,11 +248,21 @@ class Recorder:
 
     def _write(self, *, is_flush: bool) -> None:
         self._maker.end_storms(self._clock(), all_of_them=is_flush)
-        written, dropped = self._writer.write(self._maker)
+        self._appending = len(self._maker.rows)
+        try:
+            written, dropped = self._writer.write(self._maker)
+        finally:
+            self._appending = 0
         self._written += written
-        self._dropped += dropped
-        self._health.report(self.dropped - self._unmade, self._writer.error)
-        self._writer.prune()
+        self._drop(dropped)
+        if not self._has_given_up:
+            self._health.report(self.dropped - self._unmade, self._writer.error)
+            self._writer.prune()
+
+    def _drop(self, number: int) -> None:
+        """Count dropped rows, unless close() has counted them."""
+        if not self._has_given_up:
+            self._dropped += number
 
 
 class _RowMaker:
