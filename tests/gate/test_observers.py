@@ -180,7 +180,8 @@ def test_outcomes_of_a_call_are_queued_together(store: MemoryStore) -> None:
     taken = queue.take(100)
     (item,) = taken
     assert isinstance(item, QueuedOutcomes)
-    assert (item.place, item.namespace, list(item.outcomes)) == ("calls", "crm", outcomes)
+    assert (item.place, item.namespace) == ("calls", "crm")
+    assert [(each.status, each.event) for each in item.outcomes] == [(each.status, each.event) for each in outcomes]
     assert abs(item.at - time.time() * 1e6) < 60e6
     assert (queue.count, bool(queue)) == (0, False)
     assert gate._observers._background.flush(10)
@@ -200,6 +201,22 @@ def test_a_full_queue_drops_and_counts(store: MemoryStore) -> None:
     small = queue_of(most_bytes=1)
     Gate(store, observers=[PlaceObserver(small, "calls")]).run({"id": 6}, succeed)
     assert (small.count, small.dropped) == (0, 1)
+
+
+def test_a_queue_holds_no_results(store: MemoryStore) -> None:
+    """A queue holds neither the result of a handler nor the result and the payload of an original: its bound in bytes
+    does not count them. The caller still gets them."""
+    queue = queue_of()
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    for _ in range(2):
+        assert gate.run({"id": 1}, lambda event: "x" * 1_000).result == "x" * 1_000
+    outcomes = [outcome for item in queue.take(100) if isinstance(item, QueuedOutcomes) for outcome in item.outcomes]
+    assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
+    assert [outcome.result for outcome in outcomes] == [None, None]
+    original = outcomes[1].original
+    assert original is not None
+    assert (original.result, original.payload) == (None, None)
+    assert "Duplicate of 1, processed" in outcomes[1].reason
 
 
 def test_flush_of_a_queue(store: MemoryStore) -> None:

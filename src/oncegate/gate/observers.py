@@ -38,6 +38,7 @@ from typing import Any, Final, TextIO, get_args
 from weakref import WeakSet
 
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 from oncegate import forks
 from oncegate.background import Background
@@ -72,8 +73,8 @@ Observer = Callable[[Notice], object]
 
 
 class QueuedOutcomes(Struct, frozen=True):
-    """The outcomes of one call to a gate. `place` is the name of a route or a queue, `at` is the time in microseconds
-    since 1970, and `size` is the estimated memory of the outcomes in bytes."""
+    """The outcomes of one call to a gate, without results. `place` is the name of a route or a queue, `at` is the time
+    in microseconds since 1970, and `size` is the estimated memory of the outcomes in bytes."""
 
     place: str
     namespace: str
@@ -107,6 +108,7 @@ class OutcomeQueue:
         return bool(self._items)
 
     def put(self, place: str, namespace: str, at: int, outcomes: Sequence[Outcome]) -> None:
+        outcomes = tuple([_without_results(outcome) for outcome in outcomes])
         count = len(outcomes)
         size = sum([_OUTCOME_SIZE + _BODY_FACTOR * len(outcome.event.raw) for outcome in outcomes])
         with self.lock:
@@ -114,7 +116,7 @@ class OutcomeQueue:
             if self.is_closed or not fits:
                 self.dropped += count
             else:
-                self._items.append(QueuedOutcomes(place, namespace, at, tuple(outcomes), size))
+                self._items.append(QueuedOutcomes(place, namespace, at, outcomes, size))
                 self.count += count
                 self._bytes += size
             if not self.is_started and not self.is_closed:
@@ -158,6 +160,15 @@ class OutcomeQueue:
         self.hurry.set()
         self.filled.set()
         return done.wait(within)
+
+
+def _without_results(outcome: Outcome) -> Outcome:
+    """Returns an outcome without the result of its handler, and without the result and the payload of its original:
+    they can have any size, and no reader of a queue needs them."""
+    original = outcome.original
+    if original is not None and (original.result is not None or original.payload is not None):
+        return replace(outcome, result=None, original=replace(original, result=None, payload=None))
+    return outcome if outcome.result is None else replace(outcome, result=None)
 
 
 class PlaceObserver:
