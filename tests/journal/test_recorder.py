@@ -22,7 +22,7 @@ from oncegate.errors import StoreReadOnly, StoreUnavailable
 from oncegate.gate.observers import Notice
 from oncegate.journal import open_journal, open_recorder
 from oncegate.journal import recorder as module
-from oncegate.journal.base import Journal, JournalBounds, NewRows, RowFilter, differing_paths
+from oncegate.journal.base import LEAST_SIZE, Journal, JournalBounds, NewRows, RowFilter, differing_paths
 from oncegate.journal.budget import CpuBudget
 from oncegate.journal.recorder import Recorder
 from oncegate.journal.rows import Row
@@ -617,6 +617,24 @@ def test_a_full_journal_makes_room(recorder: Recorder, url: str, monkeypatch: py
     gate.run({"id": "evt-2"}, succeed)
     assert [row.event_id for row in rows_of(recorder, url)] == ["evt-2"]
     assert count_of(url) == {"processed": 2}
+
+
+def test_large_payloads_in_a_small_journal(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal at its largest size deletes old rows in time: it drops no new row, and logs nothing."""
+    monkeypatch.setattr(CpuBudget, "allows_details", False)
+    recorder = open_recorder(url, max_size=LEAST_SIZE, payload_age=HOUR)
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    with caplog.at_level(logging.WARNING):
+        for start in range(0, 300, 50):
+            gate.run_batch([{"id": start + each, "x": os.urandom(60_000).hex()} for each in range(50)], succeed)
+            assert recorder.flush(30)
+        assert (recorder.written, recorder.dropped) == (300, 0)
+        assert recorder.close(30)
+    assert caplog.records == []
+    assert (tmp_path / "x.journal.db").stat().st_size <= LEAST_SIZE
+    assert read(url)[0].event_id == "299"
 
 
 def test_too_little_processor_time(recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ _FEW: Final = 20  # rows of one round that always have their details, which take
 _YIELD_EVERY: Final = 32  # rows; then the thread offers the interpreter lock to other threads
 _PRUNE_EVERY: Final = 10.0  # seconds
 _PRUNE_AFTER: Final = 50_000  # rows
+_PRUNE_PART: Final = 50  # rows are written, and old rows are deleted, after this part of the largest size
+_ROW_SIZE: Final = 400  # bytes of a row without its payload, about
 _PRUNE_STEPS: Final = 20
 _RETRY_AFTER: Final = (0.5, 1.0, 2.0, 5.0)  # seconds
 _CALM: Final = 10.0  # seconds without a dropped row, after which the recorder keeps up again
@@ -226,6 +228,8 @@ class Recorder:
                 is_row = is_ready and (not crowded or budget.allows_rows)
                 self._add(item, outcome, is_row=is_row, details=are_few or budget.allows_details)
                 self._taken -= 1
+                if maker.size >= self._bounds.max_size // _PRUNE_PART:
+                    self._write(is_flush=False)
                 number += 1
                 if not number % _YIELD_EVERY:
                     time.sleep(0)
@@ -276,6 +280,7 @@ class _RowMaker:
         self._types: set[str | None] = set()
         self._labels: dict[tuple[str, str, str, str | None, str, str | None], Label] = {}
         self._shapes_since = 0.0
+        self._payload_size = 0
         self.rows: list[NewRow] = []
         self.counts: Counter[tuple[int, Label]] = Counter()
         self.shapes: dict[bytes, Shape] = {}
@@ -323,8 +328,9 @@ class _RowMaker:
             fields = replace(fields, named_type=event.type and event.type[:256])
         if details and has_details(event):
             fields = self._with_details(fields, outcome, window)
-        keeps = self._keeps_payloads and len(event.raw) <= _LARGEST_PAYLOAD and not fields.same
-        self.rows.append(NewRow(label, fields, event.raw if keeps and event.raw else None))
+        keeps = self._keeps_payloads and 0 < len(event.raw) <= _LARGEST_PAYLOAD and not fields.same
+        self.rows.append(NewRow(label, fields, event.raw if keeps else None))
+        self._payload_size += len(event.raw) if keeps else 0
 
     def _with_details(self, fields: Fields, outcome: Outcome, window: Window) -> Fields:
         event = outcome.event
@@ -363,14 +369,19 @@ class _RowMaker:
     def end_storms(self, now: int, *, all_of_them: bool) -> None:
         self.rows += self._storms.ended(now, all_of_them=all_of_them)
 
+    @property
+    def size(self) -> int:
+        """The size of the rows in bytes, about. Journals compress payloads, so it is an upper bound."""
+        return _ROW_SIZE * len(self.rows) + self._payload_size
+
     def take(self, batch_id: BatchId) -> NewRows:
         taken = NewRows(self.rows, self.counts, self.shapes, batch_id)
-        self.rows, self.counts, self.shapes = [], Counter(), {}
+        self.rows, self.counts, self.shapes, self._payload_size = [], Counter(), {}, 0
         return taken
 
     def drop_rows(self) -> int:
         """Drop the rows, and keep the counts. Returns the number of rows."""
-        dropped, self.rows = len(self.rows), []
+        dropped, self.rows, self._payload_size = len(self.rows), [], 0
         self._storms.forget_bodies()
         return dropped
 
@@ -386,7 +397,7 @@ class _Writer:
         self._name = os.urandom(8)
         self._batches = 0
         self._unconfirmed: NewRows | None = None
-        self._failures = self._unpruned = 0
+        self._failures = self._unpruned = self._unpruned_size = 0
         self._retry_at = self._prune_at = 0.0
         self._is_full = self._is_prune_failing = False
         self.secret = b""
@@ -423,6 +434,7 @@ class _Writer:
         if not maker.rows and not maker.counts:
             return 0, 0
         self._batches += 1
+        size = maker.size
         batch = maker.take(BatchId(self._name, self._batches))
         if not self._append(self._journal, batch, maker.known_shapes):
             # The server may have written the batch although its reply was late. So the counts are appended again as
@@ -431,6 +443,7 @@ class _Writer:
             maker.drop_rows()
             return 0, len(batch.rows)
         self._unpruned += len(batch.rows)
+        self._unpruned_size += size
         return len(batch.rows), 0
 
     def _append(self, journal: Journal, batch: NewRows, known_shapes: Mapping[bytes, Shape]) -> bool:
@@ -463,12 +476,15 @@ class _Writer:
             self.close()
 
     def prune(self) -> None:
-        """Delete old rows every 10 seconds, after 50,000 new rows, and if the journal is full."""
+        """Delete old rows every 10 seconds, after 50,000 new rows or new rows of a fiftieth of the largest size, and if
+        the journal is full."""
         now = time.monotonic()
-        is_due = now >= self._prune_at or self._unpruned >= _PRUNE_AFTER or self._is_full
+        has_many = self._unpruned >= _PRUNE_AFTER or self._unpruned_size >= self._bounds.max_size // _PRUNE_PART
+        is_due = now >= self._prune_at or has_many or self._is_full
         if self._journal is None or now < self._retry_at or not is_due:
             return
-        self._prune_at, self._unpruned, self._is_full = now + _PRUNE_EVERY, 0, False
+        self._prune_at, self._is_full = now + _PRUNE_EVERY, False
+        self._unpruned = self._unpruned_size = 0
         try:
             for _ in range(_PRUNE_STEPS):
                 if not self._journal.prune(self._bounds, self._clock()):
