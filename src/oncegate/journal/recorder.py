@@ -321,7 +321,7 @@ class _RowMaker:
         place, at, label = item.place, item.at, self.count(item, outcome)
         window = self._storms.window(place, outcome, at)
         if not self._storms.is_separate(window, outcome):
-            self._storms.collapse(window, place, outcome, label, at, self._worker)
+            self._storms.collapse(window, outcome, label, at, self._worker)
             return
         fields, event = fields_of(outcome, at, self._worker), outcome.event
         if label[3] == _OTHER_TYPES:

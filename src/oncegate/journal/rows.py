@@ -37,7 +37,7 @@ class Fields(Struct, frozen=True, array_like=True, gc=False):
     delivery or attempt, and `took` is how long the handler ran; both are in microseconds. `original` is the delivery id
     of the event that decided the outcome, and `original_at` is the time at which it was completed or first seen. `kept`
     is the key of the dead letter. A row with a `count` above 1 stands for that many copies, which arrived from `since`
-    to `at`.
+    to `at`. If it identifies no event, it stands for that many different events: see `storms`.
 
     `digests` has the first 8 bytes of the key under each of `leaves.STRATEGIES`. `shape` identifies the list of leaf
     paths of the body, and `leaves` has a keyed hash of 4 bytes for each of these paths. `same` means that the body is
@@ -88,6 +88,13 @@ class Row(Fields, frozen=True, array_like=False):
     def key_text(self) -> str | None:
         """The key as it is written everywhere else: 32 hexadecimal digits."""
         return self.key.hex() or None
+
+    @property
+    def counted(self) -> str:
+        """What a row with a count stands for, such as `37 copies`. A row that identifies no event stands for different
+        events: `37 events`."""
+        is_of_one = self.key or self.event_id or self.entity or self.delivery_id or self.kept
+        return f"{self.count:,} {'copies' if is_of_one else 'events'}"
 
     @property
     def start(self) -> int:
@@ -320,7 +327,25 @@ def _key_of(text: str) -> bytes | None:
 
 
 def group_of(outcome: Outcome) -> bytes:
-    """Returns what copies of one event have in common: the key, or for events without a key the error."""
+    """Returns what copies of one event have in common: the key, or for events without a key the error and a hash of the
+    document that only this process can make."""
     if outcome.key is not None:
         return outcome.key.digest
+    return error_of(outcome) + hash(outcome.event.raw).to_bytes(8, signed=True)
+
+
+def error_of(outcome: Outcome) -> bytes:
+    """Returns what different events without a key have in common, if they have the same error."""
     return _text(outcome.raised or outcome.error or outcome.status)[:100].encode()
+
+
+def anonymous(outcome: Outcome) -> Outcome:
+    """Returns an outcome for a row that stands for different events without a key: without what identifies one of
+    them."""
+    return Outcome(
+        outcome.status,
+        Event(source=outcome.event.source, body=None),
+        kind=outcome.kind,
+        error=outcome.error,
+        raised=outcome.raised,
+    )
