@@ -151,18 +151,22 @@ def _text(text: str) -> str:
 def label_of(place: str, namespace: str, outcome: Outcome, *, named_type: str | None) -> Label:
     """Returns the label of an outcome. No part of the label has a NUL or half of a surrogate pair, because some
     databases refuse such text."""
-    source, named = shortened(_label_text(outcome.event.source)), shortened(_label_text(named_type or ""))
-    return _label_text(place), _label_text(namespace), source or "", named or "", outcome.status, outcome.kind or ""
+    source, named = short_label_text(outcome.event.source), short_label_text(named_type or "")
+    return label_text(place), label_text(namespace), source, named, outcome.status, outcome.kind or ""
 
 
 def operator_label(place: str, namespace: str, kind: str) -> Label:
     """Returns the label of a row about an action of an operator. The type of an event is not part of it, so that many
     types do not make many labels."""
-    return place, _label_text(namespace), "", "", OPERATOR, kind
+    return place, label_text(namespace), "", "", OPERATOR, kind
 
 
-def _label_text(text: str) -> str:
+def label_text(text: str) -> str:
     return _text(text).replace("\0", _NO_TEXT)
+
+
+def short_label_text(text: str) -> str:
+    return shortened(label_text(text)) or ""
 
 
 # ── from an outcome to the fields of a row ────────────────────────────────────────────────────────────────
