@@ -28,7 +28,7 @@ from oncegate.gate.observers import OutcomeQueue, PlaceObserver, QueuedOutcomes
 from oncegate.gate.outcome import Outcome
 from oncegate.journal.base import MINUTE, SHAPE_AGE, BatchId, Journal, JournalBounds, NewRow, NewRows
 from oncegate.journal.budget import SHARE, CpuBudget
-from oncegate.journal.leaves import LeafHasher, Shape, digests_of, has_details, shape_id
+from oncegate.journal.leaves import LeafHasher, Shape, body_of, digests_of, has_details, shape_id
 from oncegate.journal.rows import Fields, Label, fields_of, label_of
 from oncegate.journal.storms import StormFilter, Window
 
@@ -333,11 +333,14 @@ class _RowMaker:
         self._payload_size += len(event.raw) if keeps else 0
 
     def _with_details(self, fields: Fields, outcome: Outcome, window: Window) -> Fields:
-        event = outcome.event
-        body = hash(event.raw)
+        body = hash(outcome.event.raw)
         short = body & _BODY_BITS
         if window.body == body:
             return replace(fields, same=True, body=short)
+        try:
+            event = replace(outcome.event, body=body_of(outcome.event))
+        except ValueError:
+            return fields
         shape, leaves = self._leaves(event)
         if shape:
             window.body = body
@@ -350,12 +353,7 @@ class _RowMaker:
             return b"", b""
         try:
             paths, hashes = self._hasher.leaves(event.body)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-            RuntimeError,
-        ):  # a handler has changed the body, or changes it now
+        except (TypeError, ValueError, RecursionError):
             return b"", b""
         shape = shape_id(paths)
         if time.monotonic() - self._shapes_since > SHAPE_AGE / 1e6:  # journals delete shapes that are not renewed
