@@ -180,7 +180,8 @@ def test_outcomes_of_a_call_are_queued_together(store: MemoryStore) -> None:
     taken = queue.take(100)
     (item,) = taken
     assert isinstance(item, QueuedOutcomes)
-    assert (item.place, item.namespace, list(item.outcomes)) == ("calls", "crm", outcomes)
+    assert (item.place, item.namespace) == ("calls", "crm")
+    assert [(each.status, each.event) for each in item.outcomes] == [(each.status, each.event) for each in outcomes]
     assert abs(item.at - time.time() * 1e6) < 60e6
     assert (queue.count, bool(queue)) == (0, False)
     assert gate._observers._background.flush(10)
@@ -202,6 +203,22 @@ def test_a_full_queue_drops_and_counts(store: MemoryStore) -> None:
     assert (small.count, small.dropped) == (0, 1)
 
 
+def test_a_queue_holds_no_results(store: MemoryStore) -> None:
+    """A queue holds neither the result of a handler nor the result and the payload of an original: its bound in bytes
+    does not count them. The caller still gets them."""
+    queue = queue_of()
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    for _ in range(2):
+        assert gate.run({"id": 1}, lambda event: "x" * 1_000).result == "x" * 1_000
+    outcomes = [outcome for item in queue.take(100) if isinstance(item, QueuedOutcomes) for outcome in item.outcomes]
+    assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
+    assert [outcome.result for outcome in outcomes] == [None, None]
+    original = outcomes[1].original
+    assert original is not None
+    assert (original.result, original.payload) == (None, None)
+    assert "Duplicate of 1, processed" in outcomes[1].reason
+
+
 def test_flush_of_a_queue(store: MemoryStore) -> None:
     """`flush` waits for the items before it, but not for a queue that is not used, or closed."""
     queue = queue_of()
@@ -215,6 +232,21 @@ def test_flush_of_a_queue(store: MemoryStore) -> None:
     assert queue.flush(0)
     gate.run({"id": 2}, succeed)
     assert queue.dropped == 1
+
+
+def test_a_thread_that_cannot_start(store: MemoryStore) -> None:
+    """If the thread cannot start, `flush` does not wait, a full queue counts what it drops, and every item tries to
+    start the thread again."""
+    tries = list[int]()
+    queue = OutcomeQueue(2, 1_000_000, lambda: tries.append(1))
+    gate = Gate(store, observers=[PlaceObserver(queue, "calls")])
+    for number in range(3):
+        gate.run({"id": number}, succeed)
+    assert (queue.count, queue.dropped, len(tries)) == (2, 1, 3)
+    began = time.monotonic()
+    assert not queue.flush(10)
+    assert time.monotonic() - began < 5
+    assert len(tries) == 4
 
 
 def test_a_queue_that_raises_fails_no_event(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,29 @@ class JournalContract:
         journal.append(batch(*rows))
         assert ids(journal.rows(where)) == [f"evt-{number}" for number in expected]
 
+    @pytest.mark.parametrize("more", [{}, {"status": "processed"}, {"entity": "conversation-1"}])
+    @pytest.mark.parametrize("far", [{"since": 2**53}, {"since": 2**70}, {"until": -1}, {"until": -(2**70)}])
+    def test_far_times(self, journal: Journal, far: dict[str, int], more: dict[str, str]) -> None:
+        """No row is found after a time in the far future, or before a time before 1970. Nothing is raised."""
+        journal.append(batch(new_row(1)))
+        assert journal.rows(RowFilter(**far, **more)) == []  # type: ignore[arg-type]
+        far = {"until" if name == "since" else "since": value for name, value in far.items()}
+        assert ids(journal.rows(RowFilter(**far, **more))) == ["evt-1"]  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", ["place", "namespace", "source", "type", "status", "kind"])
+    def test_hostile_filters(self, journal: Journal, name: str) -> None:
+        """Text that no label can have finds nothing and raises nothing."""
+        journal.append(batch(new_row(1)))
+        assert journal.rows(RowFilter(**{name: "\udcff\0"})) == []  # type: ignore[arg-type]
+        assert journal.totals(RowFilter(**{name: HOSTILE}), 0, 2 * START) == []  # type: ignore[arg-type]
+
+    def test_a_long_type(self, journal: Journal) -> None:
+        """A type that is cut in the label is found by its whole text."""
+        outcome = Outcome("processed", Event(source="plain", body={}, id="evt-1", type="x" * 1_000))
+        row = NewRow(label_of("a", "crm", outcome, named_type=outcome.event.type), fields_of(outcome, START, "w"))
+        journal.append(batch(row, new_row(2)))
+        assert ids(journal.rows(RowFilter(type="x" * 1_000))) == ["evt-1"]
+
     def test_pages_of_a_filter(self, journal: Journal) -> None:
         """The cursor leads through all rows of a filter that matches several labels."""
         kinds = ("redelivery", "re-emission", "replay")

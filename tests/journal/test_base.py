@@ -2,8 +2,11 @@
 
 import pytest
 
+from oncegate.events import Event
+from oncegate.gate.outcome import Outcome
 from oncegate.journal.base import MINUTE, RowFilter, totals_of
-from oncegate.journal.rows import ID_BITS, Label
+from oncegate.journal.rows import ID_BITS, Label, label_of
+from tests.journal.contract import HOSTILE
 
 LABEL: Label = ("calls", "crm", "plain", "call.ended", "failed", "")
 
@@ -29,6 +32,23 @@ def test_ids() -> None:
     assert RowFilter(since=5, until=9).ids(None, None) == ((5 << ID_BITS) - 1, 9 << ID_BITS)
     assert RowFilter(since=5, until=9).ids(6 << ID_BITS, 7 << ID_BITS) == (7 << ID_BITS, 6 << ID_BITS)
     assert RowFilter(since=5).ids(None, 3) == ((5 << ID_BITS) - 1, 2**63 - 1)
+
+
+def test_ids_are_bounded() -> None:
+    """Both bounds are numbers that every database takes."""
+    assert RowFilter(since=2**70, until=2**71).ids(None, None) == (2**63 - 1, 2**63 - 1)
+    assert RowFilter(since=-(2**70), until=-5).ids(None, None) == (0, 0)
+    assert RowFilter().ids(-1, -1) == (0, 0)
+    assert RowFilter().ids(2**70, 2**70) == (2**63 - 1, 2**63 - 1)
+
+
+def test_parts_are_written_like_labels() -> None:
+    """A filter finds a label by the text of the event, also if the label cannot have this text."""
+    outcome = Outcome("processed", Event(source=HOSTILE, body={}, type=HOSTILE))
+    label = label_of(HOSTILE, HOSTILE, outcome, named_type=HOSTILE)
+    where = RowFilter(HOSTILE, HOSTILE, HOSTILE, HOSTILE)
+    assert where.matches(label)
+    assert tuple(where.label.values()) == label[:4]
 
 
 def test_totals() -> None:

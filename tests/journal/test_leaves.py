@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from oncegate import keys, read
+from oncegate import keys
 from oncegate.events import Event
+from oncegate.gate.job import CALL
 from oncegate.journal.leaves import (
     DIGEST_SIZE,
     HASH_SIZE,
     REST,
     LeafHasher,
+    body_of,
     differing,
     digests_of,
     has_details,
@@ -18,6 +21,7 @@ from oncegate.journal.leaves import (
     shape_id,
     unpacked_shape,
 )
+from oncegate.sources import NO_HINTS, Hints, plain, read
 
 HASHER = LeafHasher(b"s" * 32)
 
@@ -103,3 +107,49 @@ def test_events_without_details() -> None:
     assert not has_details(Event(source="plain", body={}))
     assert not has_details(Event(source="plain", body={}, raw=b"{}", problem="unreadable"))
     assert not has_details(Event(source="plain", body={}, raw=b"x" * 300_000))
+
+
+_TOPIC = "v2.detail.events.conversation.{id}.customer.end"
+_CALL = {"conversationId": "c-1", "eventTime": 1770091506123, "sessionId": "s-1"}
+_DETAIL = {"topicName": _TOPIC.format(id="c-1"), "eventBody": _CALL}
+_ENVELOPE = {"id": "e-1", "source": "aws.partner/genesys.com/x", "detail-type": _TOPIC, "detail": _DETAIL}
+_CLOUD = {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "data": {"a": 1}}
+_DIGITAL = {"eventId": "1", "eventType": "CaseCreated", "eventObject": "Case", "data": {"case": {"id": "7"}}}
+
+
+@pytest.mark.parametrize(
+    ("payload", "hints"),
+    [
+        ({"id": "1", "data": {"a": [1, 2.5, None]}}, NO_HINTS),
+        ({"ref": "1", "data": {"a": 1}}, Hints(paths=plain.paths(id="ref", source="acme"))),
+        (_ENVELOPE, NO_HINTS),
+        (_DETAIL, NO_HINTS),
+        (_CALL, NO_HINTS),
+        (_CALL, Hints(topic=_TOPIC)),
+        ({"eventBody": _CALL}, Hints(topic=_TOPIC)),
+        (_CLOUD, NO_HINTS),
+        (_DIGITAL, NO_HINTS),
+        ({"id": "e-1", "source": "my.app", "detail-type": "t", "detail": {"a": 1}}, NO_HINTS),
+    ],
+)
+@pytest.mark.parametrize("carrier", ["none", "sqs"])
+def test_the_body_of_a_document(payload: dict[str, Any], hints: Hints, carrier: str) -> None:
+    """The body is read again from the document of the event, without the carrier and without the settings."""
+    if carrier == "sqs":
+        text = msgspec.json.encode(payload).decode()
+        message = {"messageId": "m-1", "body": text, "eventSource": "aws:sqs", "attributes": {}}
+        payload = {"Records": [message]}
+    (event,) = read(payload, hints=hints)
+    assert event.problem is None
+    assert body_of(event) == event.body
+
+
+def test_documents_without_a_known_body() -> None:
+    """A document with several events or none has no body, and neither has one that only settings made plain."""
+    for raw in (b'[{"id": 1}, {"id": 2}]', b"not json", b"1"):
+        with pytest.raises(ValueError, match="the document does not show"):
+            body_of(Event(source="plain", body={}, raw=raw))
+    with pytest.raises(ValueError, match="the document does not show"):
+        body_of(Event(source="acme", body=_CALL, raw=msgspec.json.encode(_CALL)))
+    arguments = b'{"Records": [{"body": "{}"}]}'
+    assert body_of(Event(source=CALL, body={}, raw=arguments)) == {"Records": [{"body": "{}"}]}

@@ -22,7 +22,7 @@ from oncegate.errors import StoreReadOnly, StoreUnavailable
 from oncegate.gate.observers import Notice
 from oncegate.journal import open_journal, open_recorder
 from oncegate.journal import recorder as module
-from oncegate.journal.base import Journal, JournalBounds, NewRows, RowFilter, differing_paths
+from oncegate.journal.base import LEAST_SIZE, Journal, JournalBounds, NewRows, RowFilter, differing_paths
 from oncegate.journal.budget import CpuBudget
 from oncegate.journal.recorder import Recorder
 from oncegate.journal.rows import Row
@@ -208,7 +208,7 @@ def test_hostile_events(recorder: Recorder, url: str) -> None:
     assert [row.event_id for row in rows[1:5]] == ["deep", "wide", "huge", "names"]
     assert all(len(row.leaves) <= 4 * 65 for row in rows)
     assert {row.event_id for row in rows if row.shape} >= {"deep", "wide", "names"}
-    assert [bool(row.shape) for row in rows[-2:]] == [False, False]
+    assert [bool(row.shape) for row in rows[-2:]] == [False, True]
 
 
 def test_which_paths_differ(recorder: Recorder, url: str) -> None:
@@ -224,6 +224,24 @@ def test_which_paths_differ(recorder: Recorder, url: str) -> None:
     assert read(url, lambda journal: differing_paths(journal, first, copy)) == []
     assert first.digests[8:16] == conflict.digests[8:16]
     assert first.digests[16:] != conflict.digests[16:]
+
+
+def test_a_handler_that_changes_the_body(recorder: Recorder, url: str) -> None:
+    """The hashes and digests of a row are those of the document, whatever the handler did with the body."""
+    gate = Gate("memory://", key=lambda event: event.id, observers=[recorder.of("calls")])
+    event = {"id": "evt-1", "data": {"status": "open"}}
+
+    def change(event: Event) -> None:
+        event.body["data"]["status"] = "closed"
+        event.body["new"] = True
+
+    gate.run(event, change)
+    assert recorder.flush(10)  # the window ends, so the copy has details of its own
+    gate.run(event, change)
+    first, copy = rows_of(recorder, url)
+    assert (first.status, copy.status, copy.same) == ("processed", "duplicate", False)
+    assert read(url, lambda journal: differing_paths(journal, first, copy)) == []
+    assert first.digests == copy.digests
 
 
 def test_payloads(url: str) -> None:
@@ -386,6 +404,47 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not recorder.close(0.2)
     assert time.monotonic() - began < 5
     stuck.released.set()
+
+
+def test_a_thread_that_cannot_start(recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the system allows no new thread, events run and their rows wait. The next event starts the thread."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "oncegate-journal":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        recorder.start()
+        assert gate.run({"id": "evt-1"}, succeed).status == "processed"
+        assert gate.counts.get("observer.failed", 0) == 0
+        began = time.monotonic()
+        assert not recorder.flush(10)
+        assert time.monotonic() - began < 5
+    gate.run({"id": "evt-2"}, succeed)
+    assert [row.event_id for row in rows_of(recorder, url)] == ["evt-1", "evt-2"]
+    assert recorder.dropped == 0
+
+
+@pytest.mark.parametrize("changes", [{"state": 5}, {"type": ["x"]}, {"entity": b"x"}, {"occurred_at": "now"}])
+def test_an_outcome_without_a_row(
+    recorder: Recorder, url: str, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    """An event whose fields have wrong types costs only its own row. It is counted as dropped, and the error is logged
+    once."""
+    observer = recorder.of("calls")
+    events = [Event(source="plain", body={}, id=str(number)) for number in range(4)]
+    events[1] = events[2] = Event(**{"source": "plain", "body": {}, "id": "bad", **changes})
+    with caplog.at_level(logging.WARNING):
+        observer.record([Outcome("processed", event) for event in events], wall(), "crm")
+        assert [row.event_id for row in rows_of(recorder, url)] == ["0", "3"]
+    assert (recorder.written, recorder.dropped) == (2, 2)
+    (record,) = caplog.records
+    assert record.getMessage() == "the journal cannot make the row of an event, and drops the row"
+    assert record.exc_info
 
 
 def test_an_unexpected_error_costs_one_batch(
@@ -578,6 +637,24 @@ def test_a_full_journal_makes_room(recorder: Recorder, url: str, monkeypatch: py
     assert count_of(url) == {"processed": 2}
 
 
+def test_large_payloads_in_a_small_journal(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal at its largest size deletes old rows in time: it drops no new row, and logs nothing."""
+    monkeypatch.setattr(CpuBudget, "allows_details", False)
+    recorder = open_recorder(url, max_size=LEAST_SIZE, payload_age=HOUR)
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    with caplog.at_level(logging.WARNING):
+        for start in range(0, 300, 50):
+            gate.run_batch([{"id": start + each, "x": os.urandom(60_000).hex()} for each in range(50)], succeed)
+            assert recorder.flush(30)
+        assert (recorder.written, recorder.dropped) == (300, 0)
+        assert recorder.close(30)
+    assert caplog.records == []
+    assert (tmp_path / "x.journal.db").stat().st_size <= LEAST_SIZE
+    assert read(url)[0].event_id == "299"
+
+
 def test_too_little_processor_time(recorder: Recorder, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without processor time to spare, details are left out first, unless there are few rows. If the queue fills up,
     rows are dropped, and the totals still count every event."""
@@ -610,6 +687,30 @@ def test_close_writes_what_is_queued(url: str, monkeypatch: pytest.MonkeyPatch) 
     assert recorder.close(60)
     assert (recorder.written, recorder.dropped) == (4_000, 0)
     assert len(read(url, lambda journal: journal.rows(limit=20_000))) == 4_000
+
+
+@pytest.mark.parametrize("queued", [0, 7])
+def test_close_counts_what_it_cannot_write(url: str, caplog: pytest.LogCaptureFixture, queued: int) -> None:
+    """If the journal does not answer, close() counts the queued rows and those in the thread as dropped. One warning
+    has their number. The thread does not count them again."""
+    stuck = _Stuck()
+    recorder = Recorder(lambda: stuck)  # type: ignore[arg-type,return-value]
+    gate = Gate("memory://", observers=[recorder.of("calls")])
+    gate.run_batch([{"id": f"first-{number}"} for number in range(3)], succeed)
+    assert stuck.entered.wait(10)
+    if queued:
+        gate.run_batch([{"id": number} for number in range(queued)], succeed)
+    others = [thread for thread in threading.enumerate() if thread.name == "oncegate-journal"]
+    with caplog.at_level(logging.WARNING):
+        assert not recorder.close(0.1)
+        assert recorder.dropped == 3 + queued
+        stuck.released.set()
+        for thread in others:
+            thread.join(10)
+        recorder.close(0.1)
+    assert (recorder.written, recorder.dropped) == (0, 3 + queued)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages == [f"the journal was closed before it could write all rows; it dropped {3 + queued} rows"]
 
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -94,6 +94,13 @@ def test_labels_are_text_that_every_database_takes() -> None:
     assert not any("\0" in part or "\ud800" in part for part in label)
 
 
+def test_what_a_row_with_a_count_stands_for() -> None:
+    """A row that identifies no event stands for different events, not for copies."""
+    label = ("a", "b", "plain", "", "invalid", "")
+    assert unpacked(1, label, packed(Fields(event_id="evt-1", count=1_200))).counted == "1,200 copies"
+    assert unpacked(1, label, packed(Fields(count=20))).counted == "20 events"
+
+
 def test_terms() -> None:
     """A packed row is found by each of its terms, and only by these."""
     data = packed(Fields(b"k" * 16, "evt-1", "c-1", "m-1", b"d" * 16, AT, reason="evt-2"))
@@ -109,6 +116,9 @@ def test_terms() -> None:
 
 
 def test_copies_of_one_event_have_a_common_group() -> None:
-    """Events with a key are grouped by their key, others by their error."""
+    """Events with a key are grouped by their key, others by their error and document."""
     assert group_of(Outcome("duplicate", event(), KEY)) == KEY.digest
     assert group_of(Outcome("invalid", event(), error="a\ud800")) == group_of(Outcome("invalid", event(), error="a?"))
+    assert group_of(Outcome("invalid", event(raw=b"1"), error="a")) != group_of(
+        Outcome("invalid", event(raw=b"2"), error="a")
+    )

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from zlib import crc32
 
 import pytest
@@ -72,11 +73,23 @@ def test_a_full_journal_refuses_rows_and_goes_on(journal: SqliteJournal) -> None
         for start in range(0, 100_000, 2_000):
             journal.append(batch(*(new_row(number, payload=os.urandom(400)) for number in range(start, start + 2_000))))
 
-    with pytest.raises(StoreReadOnly):
+    with pytest.raises(StoreReadOnly, match="has reached journal_max_size; nothing was written"):
         fill()
     journal.prune(JournalBounds(max_size=LEAST_SIZE, payload_age=MAX_AGE), START)
     journal.append(batch(new_row(100_000)))
     assert ids(journal.rows(limit=1)) == ["evt-100000"]
+
+
+@pytest.mark.parametrize(("rows", "free"), [(0, 2**40), (15_000, 0)])
+def test_a_full_disk(journal: SqliteJournal, monkeypatch: pytest.MonkeyPatch, rows: int, free: int) -> None:
+    """If the disk is full, or a quota applies to it, the error names the disk and not the largest size."""
+    for start in range(0, rows, 1_500):
+        journal.append(batch(*(new_row(number, payload=os.urandom(400)) for number in range(start, start + 1_500))))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with pytest.raises(StoreReadOnly, match="the disk that holds"), journal._connection():
+        raise error
 
 
 def test_a_lower_bound_makes_the_file_smaller(path: str) -> None:

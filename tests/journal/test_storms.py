@@ -1,6 +1,8 @@
 """Many copies of one event become one row with a count."""
 
-from oncegate.events import Event, Key
+from msgspec.structs import replace
+
+from oncegate.events import Event, Evidence, Key
 from oncegate.gate.outcome import Outcome, Status
 from oncegate.journal import storms
 from oncegate.journal.base import MINUTE, NewRow
@@ -30,7 +32,7 @@ class Feed:
         if self.filter.is_separate(window, each):
             self.rows.append(NewRow(label, fields_of(each, at, "w")))
         else:
-            self.filter.collapse(window, place, each, label, at, "w")
+            self.filter.collapse(window, each, label, at, "w")
 
     def end(self, now: int, *, all_of_them: bool = False) -> None:
         self.rows += self.filter.ended(now, all_of_them=all_of_them)
@@ -100,13 +102,73 @@ def test_a_single_copy_is_an_ordinary_row() -> None:
 
 
 def test_events_without_a_key() -> None:
-    """Refused events without a key are collapsed by their error."""
+    """Refused events without a key are copies of each other if they have the same error and document."""
     feed = Feed()
     for number in range(50):
         feed.add(outcome("invalid", key="", error="it is not JSON"), START + number)
     feed.add(outcome("invalid", key="", error="no id"), START)
     feed.end(START, all_of_them=True)
     assert feed.counts == [("invalid", 1)] * 6 + [("invalid", 45)]
+
+
+def refused(number: int, error: str = "it has no id") -> Outcome:
+    event = Event(
+        source="plain",
+        body={},
+        raw=b"%d" % number,
+        entity=f"c-{number}",
+        part="p",
+        state="held",
+        evidence=Evidence(message_id=f"m-{number}"),
+    )
+    return Outcome("invalid", event, error=error, kept=Key(b"k" * 16, "content", ()))
+
+
+def test_different_events_without_a_key() -> None:
+    """Different refused events are not copies of each other. After 20 rows of one error in a minute, one row counts the
+    further events, and identifies none of them."""
+    feed = Feed()
+    for number in range(40):
+        feed.add(refused(number), START + number)
+    feed.add(refused(99, "it is empty"), START + 50)
+    feed.add(refused(99), START + 50, place="b")
+    feed.end(START, all_of_them=True)
+    assert feed.counts == [("invalid", 1)] * 22 + [("invalid", 20)]
+    assert [row.fields.entity for row in feed.rows[:20]] == [f"c-{number}" for number in range(20)]
+    fields = feed.rows[-1].fields
+    assert (fields.event_id, fields.entity, fields.delivery_id, fields.key, fields.kept) == (None, None, None, b"", b"")
+    assert (fields.part, fields.state, fields.lag) == (None, None, None)
+    assert (fields.since, fields.at) == (START + 20, START + 39)
+    assert fields.reason == "Refused: it has no id."
+
+
+def test_copies_of_an_event_without_a_key_in_a_flood() -> None:
+    """Copies of one refused document have their own count, if it began before the flood. A flood does not make many
+    windows, and each minute has few rows."""
+    feed = Feed()
+    for number in range(8):
+        feed.add(refused(0), START + number)
+    for number in range(1_000):
+        feed.add(refused(number), START + 10 + number)
+    feed.add(refused(0), START + 2_000)
+    assert len(feed.filter._windows) + len(feed.filter._storms) < 30
+    feed.end(START + MINUTE)
+    assert feed.counts == [("invalid", 1)] * 20 + [("invalid", 5), ("invalid", 984)]
+    assert (feed.rows[-2].fields.entity, feed.rows[-1].fields.entity) == ("c-0", None)
+    for number in range(40):
+        feed.add(refused(2_000 + number), START + MINUTE + number)
+    feed.end(START, all_of_them=True)
+    assert feed.counts[22:] == [("invalid", 1)] * 20 + [("invalid", 20)]
+
+
+def test_runs_without_a_key_are_never_collapsed() -> None:
+    """Every run of a handler has its row with its entity, also if the event has no key."""
+    feed = Feed()
+    for number in range(30):
+        feed.add(replace(refused(number), status="unguarded", took=5, kept=None), START + number)
+    feed.end(START, all_of_them=True)
+    assert feed.counts == [("unguarded", 1)] * 30
+    assert [row.fields.entity for row in feed.rows] == [f"c-{number}" for number in range(30)]
 
 
 def test_a_clock_that_is_set_back() -> None:

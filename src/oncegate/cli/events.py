@@ -348,7 +348,7 @@ def _print_line(row: Row) -> None:
     rule = STATUSES.get(row.status)  # type: ignore[call-overload]  # a row of a later version may have another status
     name = on_one_line(row.event_id or row.delivery_id or "-")
     kind = "" if row.kind is None else f" ({row.kind})"
-    count = "" if row.count == 1 else f" {row.count:,} copies"
+    count = "" if row.count == 1 else f" {row.counted}"
     entity = "" if row.entity is None else f"  {on_one_line(row.entity)}"
     what = f"{kind}{count}  {on_one_line(row.place)}  {name}{entity}  {clean(row.reason)}"
     status = (row.status.ljust(_STATUS_WIDTH), rule.colour if rule is not None else "")

@@ -73,7 +73,7 @@ def outcome_text(row: Row) -> str:
     """The status of a row, with its kind, and with the number of copies that it stands for. If an operator changed
     several events, the row of each event has no place, and the row of the action has one."""
     kind = "" if row.kind is None else f" ({row.kind})"
-    count = "" if row.count == 1 else f", {row.count:,} copies"
+    count = "" if row.count == 1 else f", {row.counted}"
     of_several = ", one of several events" if row.status == OPERATOR and not row.place else ""
     return f"{row.status}{kind}{count}{of_several}"
 

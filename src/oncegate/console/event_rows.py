@@ -69,7 +69,7 @@ def copies_text(row: Row) -> str:
         return ""
     first, last = readable_time(row.since or row.at) or "", readable_time(row.at) or ""
     end = last[11:] if first[:10] == last[:10] else last
-    return f"{_TIMES} {row.count:,} copies from {first[11:]} to {end}"
+    return f"{_TIMES} {row.counted} from {first[11:]} to {end}"
 
 
 def lag_text(lag: int | None) -> str:

@@ -38,6 +38,7 @@ from typing import Any, Final, TextIO, get_args
 from weakref import WeakSet
 
 from msgspec import Struct, json
+from msgspec.structs import replace
 
 from oncegate import forks
 from oncegate.background import Background
@@ -72,8 +73,8 @@ Observer = Callable[[Notice], object]
 
 
 class QueuedOutcomes(Struct, frozen=True):
-    """The outcomes of one call to a gate. `place` is the name of a route or a queue, `at` is the time in microseconds
-    since 1970, and `size` is the estimated memory of the outcomes in bytes."""
+    """The outcomes of one call to a gate, without results. `place` is the name of a route or a queue, `at` is the time
+    in microseconds since 1970, and `size` is the estimated memory of the outcomes in bytes."""
 
     place: str
     namespace: str
@@ -84,7 +85,8 @@ class QueuedOutcomes(Struct, frozen=True):
 
 class OutcomeQueue:
     """A bounded queue of outcomes, for an observer that processes outcomes in a separate thread. If the queue is full,
-    outcomes are dropped and counted. `start` is called with the first item, and must start the thread."""
+    outcomes are dropped and counted. `start` is called with the first item. It must start the thread and set
+    `is_started`. If it cannot start the thread, it must not raise: it is called again with the next item."""
 
     def __init__(self, most: int, most_bytes: int, start: Callable[[], None]) -> None:
         self.lock = threading.Lock()
@@ -106,17 +108,18 @@ class OutcomeQueue:
         return bool(self._items)
 
     def put(self, place: str, namespace: str, at: int, outcomes: Sequence[Outcome]) -> None:
+        outcomes = tuple([_without_results(outcome) for outcome in outcomes])
         count = len(outcomes)
         size = sum([_OUTCOME_SIZE + _BODY_FACTOR * len(outcome.event.raw) for outcome in outcomes])
         with self.lock:
             fits = self.count + count <= self._most and self._bytes + size <= self._most_bytes
             if self.is_closed or not fits:
                 self.dropped += count
-                return
-            self._items.append(QueuedOutcomes(place, namespace, at, tuple(outcomes), size))
-            self.count += count
-            self._bytes += size
-            if not self.is_started:
+            else:
+                self._items.append(QueuedOutcomes(place, namespace, at, outcomes, size))
+                self.count += count
+                self._bytes += size
+            if not self.is_started and not self.is_closed:
                 self._start()
         if not self.filled.is_set():
             self.filled.set()
@@ -138,18 +141,34 @@ class OutcomeQueue:
             self.count -= count
         return items
 
+    def take_all(self) -> list[QueuedOutcomes | threading.Event]:
+        return self.take(self._most + 1)
+
     def flush(self, within: float) -> bool:
         """Wait until all outcomes that were put so far are processed. Returns False if this takes longer than `within`
         seconds."""
         with self.lock:
-            if not self.is_started or self.is_closed:
+            if self.is_closed:
                 return True
+            if self._items and not self.is_started:
+                self._start()
+            if not self.is_started:
+                return not self._items
             done = threading.Event()
             self._items.append(done)
             self.waiters += 1
         self.hurry.set()
         self.filled.set()
         return done.wait(within)
+
+
+def _without_results(outcome: Outcome) -> Outcome:
+    """Returns an outcome without the result of its handler, and without the result and the payload of its original:
+    they can have any size, and no reader of a queue needs them."""
+    original = outcome.original
+    if original is not None and (original.result is not None or original.payload is not None):
+        return replace(outcome, result=None, original=replace(original, result=None, payload=None))
+    return outcome if outcome.result is None else replace(outcome, result=None)
 
 
 class PlaceObserver:

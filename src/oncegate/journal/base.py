@@ -4,9 +4,10 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from oncegate.journal.leaves import Shape, differing
-from oncegate.journal.rows import ID_BITS, OPERATOR, Fields, Label, Row, RowErasure, Term
+from oncegate.journal.rows import ID_BITS, OPERATOR, Fields, Label, Row, RowErasure, Term, label_text, short_label_text
 
 MINUTE: Final = 60_000_000  # microseconds
 MAX_AGE: Final = 14 * 86_400_000_000
@@ -15,6 +16,7 @@ MAX_SIZE: Final = 1024 * 1024 * 1024
 LEAST_SIZE: Final = 10 * 1024 * 1024
 PAGE: Final = 50  # rows
 MOST_READS: Final = 25
+_HIGHEST: Final = 2**63 - 1  # of all ids
 MOST_COMPARED: Final = 20_000  # rows that one read compares with a term; more would take over 100 ms
 
 
@@ -64,6 +66,15 @@ class RowFilter(Struct, frozen=True):
     key: bytes | None = None
     operators: bool = False
 
+    def __post_init__(self) -> None:
+        """Write the parts of the label as labels have them: see `rows.label_of`."""
+        for name in ("place", "namespace", "status", "kind"):
+            if (value := getattr(self, name)) is not None:
+                force_setattr(self, name, label_text(value))
+        for name in ("source", "type"):
+            if (value := getattr(self, name)) is not None:
+                force_setattr(self, name, short_label_text(value))
+
     @property
     def terms(self) -> list[Term]:
         """The terms that a row must have. The first term is looked up in the index of terms."""
@@ -86,12 +97,9 @@ class RowFilter(Struct, frozen=True):
 
     def ids(self, before: int | None, after: int | None) -> tuple[int, int]:
         """Returns the range of ids to read: above the first number and below the second number."""
-        lowest, highest = 0, 2**63 - 1
-        if self.since is not None:
-            lowest = max(lowest, (self.since << ID_BITS) - 1)
-        if self.until is not None:
-            highest = min(highest, self.until << ID_BITS)
-        return max(lowest, after or 0), min(highest, highest if before is None else before)
+        lowest = max(0 if self.since is None else (self.since << ID_BITS) - 1, after or 0)
+        highest = min(_HIGHEST if self.until is None else self.until << ID_BITS, _HIGHEST if before is None else before)
+        return min(max(lowest, 0), _HIGHEST), min(max(highest, 0), _HIGHEST)
 
     def matches(self, label: Label) -> bool:
         if label[4] == OPERATOR != self.status and not self.operators:

@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from oncegate import keys
+from oncegate import keys, sources
+from oncegate.canonical import decode
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
+from oncegate.gate.job import CALL
+from oncegate.sources import NO_HINTS, Hints
 
 STRATEGIES: Final[Mapping[str, Callable[[Event], Key]]] = {
     "auto": keys.auto,
@@ -55,6 +58,22 @@ def has_details(event: Event) -> bool:
     """Whether the details of an event can be made in bounded time. An event that a program made has no raw document,
     so its size is unknown."""
     return 0 < len(event.raw) <= _LARGEST_EVENT and event.problem is None
+
+
+def body_of(event: Event) -> Any:
+    """Returns the body of an event as its document has it: a handler may have changed `event.body`, or may change it
+    now. Raises ValueError if the document does not show the body.
+
+    The settings of the gate are not known here. They decide which fields of a plain document are its id or its type,
+    but its body is always the whole document. A Genesys document without a topic is read with the topic of the event.
+    If settings made a document plain that another source would read, its body is not known."""
+    if event.source == CALL:
+        return decode(event.raw)
+    hints = Hints(topic=event.type) if event.source == "genesys" and event.type else NO_HINTS
+    found = sources.read(event.raw, hints=hints)
+    if len(found) != 1 or found[0].problem is not None or found[0].source not in (event.source, "plain"):
+        raise ValueError("the document does not show the body of the event")
+    return found[0].body
 
 
 class LeafHasher:

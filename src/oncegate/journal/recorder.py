@@ -28,7 +28,7 @@ from oncegate.gate.observers import OutcomeQueue, PlaceObserver, QueuedOutcomes
 from oncegate.gate.outcome import Outcome
 from oncegate.journal.base import MINUTE, SHAPE_AGE, BatchId, Journal, JournalBounds, NewRow, NewRows
 from oncegate.journal.budget import SHARE, CpuBudget
-from oncegate.journal.leaves import LeafHasher, Shape, digests_of, has_details, shape_id
+from oncegate.journal.leaves import LeafHasher, Shape, body_of, digests_of, has_details, shape_id
 from oncegate.journal.rows import Fields, Label, fields_of, label_of
 from oncegate.journal.storms import StormFilter, Window
 
@@ -47,6 +47,8 @@ _FEW: Final = 20  # rows of one round that always have their details, which take
 _YIELD_EVERY: Final = 32  # rows; then the thread offers the interpreter lock to other threads
 _PRUNE_EVERY: Final = 10.0  # seconds
 _PRUNE_AFTER: Final = 50_000  # rows
+_PRUNE_PART: Final = 50  # rows are written, and old rows are deleted, after this part of the largest size
+_ROW_SIZE: Final = 400  # bytes of a row without its payload, about
 _PRUNE_STEPS: Final = 20
 _RETRY_AFTER: Final = (0.5, 1.0, 2.0, 5.0)  # seconds
 _CALM: Final = 10.0  # seconds without a dropped row, after which the recorder keeps up again
@@ -80,6 +82,8 @@ class Recorder:
         self._queue = OutcomeQueue(_MOST_QUEUED, _MOST_BYTES, self._start)
         self._written = 0
         self._dropped = 0
+        self._unmade = 0  # rows that were dropped because they could not be made
+        self._logged: set[type[Exception]] = set()
         self._reset()
         forks.watch(self)
 
@@ -89,6 +93,9 @@ class Recorder:
         self._maker = _RowMaker(self._bounds)
         self._health = _Health()
         self._write_at = 0.0
+        self._taken = 0  # outcomes that the thread has taken from the queue, and that have no row yet
+        self._appending = 0  # rows that the thread writes now
+        self._has_given_up = False
 
     # ── for gates and commands ────────────────────────────────────────────────────────────────────────────
 
@@ -105,7 +112,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """The number of rows that were dropped."""
-        return self._dropped + self._queue.dropped
+        return self._dropped + self._unmade + self._queue.dropped
 
     def start(self) -> None:
         """Start the thread, so that old rows are deleted even if no event arrives."""
@@ -114,8 +121,11 @@ class Recorder:
                 self._start()
 
     def _start(self) -> None:
-        self._queue.is_started = True
-        threading.Thread(target=self._run, name="oncegate-journal", daemon=True).start()
+        """Start the thread. If the system allows no new thread, the next outcome tries again. The caller holds the lock
+        of the queue, so nothing is logged here: a fork locks the module `logging` first."""
+        with suppress(RuntimeError, MemoryError):
+            threading.Thread(target=self._run, name="oncegate-journal", daemon=True).start()
+            self._queue.is_started = True
 
     def flush(self, within: float) -> bool:
         """Write all rows that were queued so far, also those of storms that have not ended. Returns False if this takes
@@ -124,16 +134,27 @@ class Recorder:
 
     def close(self, within: float = _CLOSE_WITHIN) -> bool:
         """Write the queued rows and close the journal. Returns False if this takes longer than `within` seconds. The
-        remaining rows are then lost."""
+        remaining rows are then counted as dropped, although the thread may still write the batch that it has begun."""
         flushed = self._queue.flush(within)
         with self._queue.lock:
-            self._queue.is_closed = True
+            was_closed, self._queue.is_closed = self._queue.is_closed, True
         self._queue.hurry.set()
         self._queue.filled.set()
-        if flushed and self._writing.acquire(timeout=within):
+        if not flushed and not was_closed:
+            self._give_up()
+        elif flushed and self._writing.acquire(timeout=within):
             self._writer.close()
             self._writing.release()
         return flushed
+
+    def _give_up(self) -> None:
+        """Drop the queued rows, and count them together with the rows that the thread has not written yet."""
+        left = sum(len(item.outcomes) for item in self._queue.take_all() if isinstance(item, QueuedOutcomes))
+        lost = left + self._taken + max(len(self._maker.rows), self._appending)
+        self._has_given_up = True
+        self._dropped += lost
+        if lost:
+            _log.warning("the journal was closed before it could write all rows; it dropped %s", times(lost, "row"))
 
     def before_fork(self) -> None:
         """Block the queue. `_writing` is not acquired: its holder may wait for a slow journal, or for the lock of the
@@ -165,20 +186,30 @@ class Recorder:
                 with self._writing:
                     if queue or not queue.is_closed:  # a round after close() would open the journal again
                         self._round(budget)
+        with self._writing, suppress(Exception):
+            self._writer.close()
 
     def _round(self, budget: CpuBudget) -> None:
         crowded = self._queue.count >= _CROWDED and not self._queue.waiters
         items = self._queue.take(_BATCH)
         waiters = [item for item in items if isinstance(item, threading.Event)]
+        outcomes = [item for item in items if isinstance(item, QueuedOutcomes)]
+        self._taken = sum(len(item.outcomes) for item in outcomes)
         try:
-            self._make([item for item in items if isinstance(item, QueuedOutcomes)], budget, crowded)
-            if waiters or len(self._maker.rows) >= _BATCH or time.monotonic() >= self._write_at:
+            self._make(outcomes, budget, crowded)
+            if (
+                self._queue.is_closed
+                or waiters
+                or len(self._maker.rows) >= _BATCH
+                or time.monotonic() >= self._write_at
+            ):
                 self._write_at = time.monotonic() + _WRITE_EVERY
-                self._write(is_flush=bool(waiters))
+                self._write(is_flush=self._queue.is_closed or bool(waiters))
         except Exception:  # noqa: BLE001  # the thread goes on with the next batch
-            self._dropped += self._maker.drop_rows()
+            self._drop(self._taken + self._maker.drop_rows())
             _log.exception("the journal dropped a batch of rows")
         finally:
+            self._taken = 0
             budget.update()
             for waiter in waiters:
                 waiter.set()
@@ -187,30 +218,55 @@ class Recorder:
         """Make rows. If the journal cannot be written, or the processor time is used up and the queue is long, only
         count the events."""
         maker, is_ready = self._maker, self._writer.is_ready()
-        are_few = sum(len(item.outcomes) for item in items) <= _FEW
+        are_few = self._taken <= _FEW
         if is_ready and self._writer.is_new:
             maker.start_details(self._writer.secret)
             self._writer.is_new = False
         number = 0
         for item in items:
             for outcome in item.outcomes:
-                if not is_ready or (crowded and not budget.allows_rows):
-                    maker.count(item, outcome)
-                    self._dropped += 1
-                else:
-                    maker.add(item, outcome, details=are_few or budget.allows_details)
+                is_row = is_ready and (not crowded or budget.allows_rows)
+                self._add(item, outcome, is_row=is_row, details=are_few or budget.allows_details)
+                self._taken -= 1
+                if maker.size >= self._bounds.max_size // _PRUNE_PART:
+                    self._write(is_flush=False)
                 number += 1
                 if not number % _YIELD_EVERY:
                     time.sleep(0)
                     budget.update()
 
+    def _add(self, item: QueuedOutcomes, outcome: Outcome, *, is_row: bool, details: bool) -> None:
+        """Make the row of an outcome, or only count its event. If this raises, only this row is dropped: a program can
+        make an event whose fields have wrong types. Each type of error is logged once."""
+        try:
+            if is_row:
+                self._maker.add(item, outcome, details=details)
+            else:
+                self._maker.count(item, outcome)
+                self._drop(1)
+        except Exception as error:  # noqa: BLE001  # the thread goes on with the next outcome
+            self._unmade += 1
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                _log.exception("the journal cannot make the row of an event, and drops the row")
+
     def _write(self, *, is_flush: bool) -> None:
         self._maker.end_storms(self._clock(), all_of_them=is_flush)
-        written, dropped = self._writer.write(self._maker)
+        self._appending = len(self._maker.rows)
+        try:
+            written, dropped = self._writer.write(self._maker)
+        finally:
+            self._appending = 0
         self._written += written
-        self._dropped += dropped
-        self._health.report(self.dropped, self._writer.error)
-        self._writer.prune()
+        self._drop(dropped)
+        if not self._has_given_up:
+            self._health.report(self.dropped - self._unmade, self._writer.error)
+            self._writer.prune()
+
+    def _drop(self, number: int) -> None:
+        """Count dropped rows, unless close() has counted them."""
+        if not self._has_given_up:
+            self._dropped += number
 
 
 class _RowMaker:
@@ -224,6 +280,7 @@ class _RowMaker:
         self._types: set[str | None] = set()
         self._labels: dict[tuple[str, str, str, str | None, str, str | None], Label] = {}
         self._shapes_since = 0.0
+        self._payload_size = 0
         self.rows: list[NewRow] = []
         self.counts: Counter[tuple[int, Label]] = Counter()
         self.shapes: dict[bytes, Shape] = {}
@@ -264,22 +321,26 @@ class _RowMaker:
         place, at, label = item.place, item.at, self.count(item, outcome)
         window = self._storms.window(place, outcome, at)
         if not self._storms.is_separate(window, outcome):
-            self._storms.collapse(window, place, outcome, label, at, self._worker)
+            self._storms.collapse(window, outcome, label, at, self._worker)
             return
         fields, event = fields_of(outcome, at, self._worker), outcome.event
         if label[3] == _OTHER_TYPES:
             fields = replace(fields, named_type=event.type and event.type[:256])
         if details and has_details(event):
             fields = self._with_details(fields, outcome, window)
-        keeps = self._keeps_payloads and len(event.raw) <= _LARGEST_PAYLOAD and not fields.same
-        self.rows.append(NewRow(label, fields, event.raw if keeps and event.raw else None))
+        keeps = self._keeps_payloads and 0 < len(event.raw) <= _LARGEST_PAYLOAD and not fields.same
+        self.rows.append(NewRow(label, fields, event.raw if keeps else None))
+        self._payload_size += len(event.raw) if keeps else 0
 
     def _with_details(self, fields: Fields, outcome: Outcome, window: Window) -> Fields:
-        event = outcome.event
-        body = hash(event.raw)
+        body = hash(outcome.event.raw)
         short = body & _BODY_BITS
         if window.body == body:
             return replace(fields, same=True, body=short)
+        try:
+            event = replace(outcome.event, body=body_of(outcome.event))
+        except ValueError:
+            return fields
         shape, leaves = self._leaves(event)
         if shape:
             window.body = body
@@ -292,12 +353,7 @@ class _RowMaker:
             return b"", b""
         try:
             paths, hashes = self._hasher.leaves(event.body)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-            RuntimeError,
-        ):  # a handler has changed the body, or changes it now
+        except (TypeError, ValueError, RecursionError):
             return b"", b""
         shape = shape_id(paths)
         if time.monotonic() - self._shapes_since > SHAPE_AGE / 1e6:  # journals delete shapes that are not renewed
@@ -311,14 +367,19 @@ class _RowMaker:
     def end_storms(self, now: int, *, all_of_them: bool) -> None:
         self.rows += self._storms.ended(now, all_of_them=all_of_them)
 
+    @property
+    def size(self) -> int:
+        """The size of the rows in bytes, about. Journals compress payloads, so it is an upper bound."""
+        return _ROW_SIZE * len(self.rows) + self._payload_size
+
     def take(self, batch_id: BatchId) -> NewRows:
         taken = NewRows(self.rows, self.counts, self.shapes, batch_id)
-        self.rows, self.counts, self.shapes = [], Counter(), {}
+        self.rows, self.counts, self.shapes, self._payload_size = [], Counter(), {}, 0
         return taken
 
     def drop_rows(self) -> int:
         """Drop the rows, and keep the counts. Returns the number of rows."""
-        dropped, self.rows = len(self.rows), []
+        dropped, self.rows, self._payload_size = len(self.rows), [], 0
         self._storms.forget_bodies()
         return dropped
 
@@ -334,7 +395,7 @@ class _Writer:
         self._name = os.urandom(8)
         self._batches = 0
         self._unconfirmed: NewRows | None = None
-        self._failures = self._unpruned = 0
+        self._failures = self._unpruned = self._unpruned_size = 0
         self._retry_at = self._prune_at = 0.0
         self._is_full = self._is_prune_failing = False
         self.secret = b""
@@ -371,6 +432,7 @@ class _Writer:
         if not maker.rows and not maker.counts:
             return 0, 0
         self._batches += 1
+        size = maker.size
         batch = maker.take(BatchId(self._name, self._batches))
         if not self._append(self._journal, batch, maker.known_shapes):
             # The server may have written the batch although its reply was late. So the counts are appended again as
@@ -379,6 +441,7 @@ class _Writer:
             maker.drop_rows()
             return 0, len(batch.rows)
         self._unpruned += len(batch.rows)
+        self._unpruned_size += size
         return len(batch.rows), 0
 
     def _append(self, journal: Journal, batch: NewRows, known_shapes: Mapping[bytes, Shape]) -> bool:
@@ -411,12 +474,15 @@ class _Writer:
             self.close()
 
     def prune(self) -> None:
-        """Delete old rows every 10 seconds, after 50,000 new rows, and if the journal is full."""
+        """Delete old rows every 10 seconds, after 50,000 new rows or new rows of a fiftieth of the largest size, and if
+        the journal is full."""
         now = time.monotonic()
-        is_due = now >= self._prune_at or self._unpruned >= _PRUNE_AFTER or self._is_full
+        has_many = self._unpruned >= _PRUNE_AFTER or self._unpruned_size >= self._bounds.max_size // _PRUNE_PART
+        is_due = now >= self._prune_at or has_many or self._is_full
         if self._journal is None or now < self._retry_at or not is_due:
             return
-        self._prune_at, self._unpruned, self._is_full = now + _PRUNE_EVERY, 0, False
+        self._prune_at, self._is_full = now + _PRUNE_EVERY, False
+        self._unpruned = self._unpruned_size = 0
         try:
             for _ in range(_PRUNE_STEPS):
                 if not self._journal.prune(self._bounds, self._clock()):

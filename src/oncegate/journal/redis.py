@@ -187,6 +187,8 @@ class RedisJournal:
         limit: int = PAGE,
     ) -> Page:
         lowest, highest = where.ids(before, after)
+        if highest <= lowest + 1:  # no id is between them, and Redis refuses a range that ends before 0
+            return Page()
         hidden = [label_id for label_id, label in self._all_labels().items() if not where.matches(label)]
         wanted = self._labels.keys() - hidden
         if terms := where.terms:

@@ -37,7 +37,7 @@ class Fields(Struct, frozen=True, array_like=True, gc=False):
     delivery or attempt, and `took` is how long the handler ran; both are in microseconds. `original` is the delivery id
     of the event that decided the outcome, and `original_at` is the time at which it was completed or first seen. `kept`
     is the key of the dead letter. A row with a `count` above 1 stands for that many copies, which arrived from `since`
-    to `at`.
+    to `at`. If it identifies no event, it stands for that many different events: see `storms`.
 
     `digests` has the first 8 bytes of the key under each of `leaves.STRATEGIES`. `shape` identifies the list of leaf
     paths of the body, and `leaves` has a keyed hash of 4 bytes for each of these paths. `same` means that the body is
@@ -88,6 +88,13 @@ class Row(Fields, frozen=True, array_like=False):
     def key_text(self) -> str | None:
         """The key as it is written everywhere else: 32 hexadecimal digits."""
         return self.key.hex() or None
+
+    @property
+    def counted(self) -> str:
+        """What a row with a count stands for, such as `37 copies`. A row that identifies no event stands for different
+        events: `37 events`."""
+        is_of_one = self.key or self.event_id or self.entity or self.delivery_id or self.kept
+        return f"{self.count:,} {'copies' if is_of_one else 'events'}"
 
     @property
     def start(self) -> int:
@@ -144,18 +151,22 @@ def _text(text: str) -> str:
 def label_of(place: str, namespace: str, outcome: Outcome, *, named_type: str | None) -> Label:
     """Returns the label of an outcome. No part of the label has a NUL or half of a surrogate pair, because some
     databases refuse such text."""
-    source, named = shortened(_label_text(outcome.event.source)), shortened(_label_text(named_type or ""))
-    return _label_text(place), _label_text(namespace), source or "", named or "", outcome.status, outcome.kind or ""
+    source, named = short_label_text(outcome.event.source), short_label_text(named_type or "")
+    return label_text(place), label_text(namespace), source, named, outcome.status, outcome.kind or ""
 
 
 def operator_label(place: str, namespace: str, kind: str) -> Label:
     """Returns the label of a row about an action of an operator. The type of an event is not part of it, so that many
     types do not make many labels."""
-    return place, _label_text(namespace), "", "", OPERATOR, kind
+    return place, label_text(namespace), "", "", OPERATOR, kind
 
 
-def _label_text(text: str) -> str:
+def label_text(text: str) -> str:
     return _text(text).replace("\0", _NO_TEXT)
+
+
+def short_label_text(text: str) -> str:
+    return shortened(label_text(text)) or ""
 
 
 # ── from an outcome to the fields of a row ────────────────────────────────────────────────────────────────
@@ -168,19 +179,18 @@ _PLAIN: Final = ("processed", "accepted")
 def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
     """Returns the fields of a row for this outcome, without its details."""
     event, key, original = outcome.event, outcome.key, outcome.original
-    event_id, entity, part, state = event.id, event.entity, event.part, event.state
     kept, took = outcome.kept, outcome.took
     lag = None if event.occurred_at is None else at - (took or 0) - microseconds_of(event.occurred_at)
     return Fields(
         b"" if key is None else key.digest,
-        event_id if event_id is None or len(event_id) <= _LONGEST_TEXT else shortened(event_id),
-        entity if entity is None or len(entity) <= _LONGEST_TEXT else shortened(entity),
+        _bounded(event.id),
+        _bounded(event.entity),
         _delivery_id(event),
         b"" if kept is None else kept.digest,
         at,
         "" if key is None else key.strategy,
-        part if part is None or len(part) <= _LONGEST_TEXT else shortened(part),
-        state if state is None or len(state) <= _LONGEST_TEXT else shortened(state),
+        _bounded(event.part),
+        _bounded(event.state),
         event.attempt,
         lag,
         took,
@@ -190,6 +200,16 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
         worker,
         stale=event.stale,
     )
+
+
+def _bounded(text: str | None) -> str | None:
+    """Returns a text that is not too long for a row. Raises TypeError for a value of another type: a program can make
+    an event with such a value, and no reader could decode the row."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f"a field of an event is not a string but {type(text).__name__}")
+    return text if len(text) <= _LONGEST_TEXT else shortened(text)
 
 
 def _delivery_id(event: Event) -> str | None:
@@ -311,7 +331,25 @@ def _key_of(text: str) -> bytes | None:
 
 
 def group_of(outcome: Outcome) -> bytes:
-    """Returns what copies of one event have in common: the key, or for events without a key the error."""
+    """Returns what copies of one event have in common: the key, or for events without a key the error and a hash of the
+    document that only this process can make."""
     if outcome.key is not None:
         return outcome.key.digest
+    return error_of(outcome) + hash(outcome.event.raw).to_bytes(8, signed=True)
+
+
+def error_of(outcome: Outcome) -> bytes:
+    """Returns what different events without a key have in common, if they have the same error."""
     return _text(outcome.raised or outcome.error or outcome.status)[:100].encode()
+
+
+def anonymous(outcome: Outcome) -> Outcome:
+    """Returns an outcome for a row that stands for different events without a key: without what identifies one of
+    them."""
+    return Outcome(
+        outcome.status,
+        Event(source=outcome.event.source, body=None),
+        kind=outcome.kind,
+        error=outcome.error,
+        raised=outcome.raised,
+    )

@@ -2,17 +2,18 @@
 
 import heapq
 import os
+import shutil
 import sqlite3
 import threading
 import time
 import zlib
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from oncegate import forks
-from oncegate.errors import NoStore, StoreRefused, StoreUnavailable
+from oncegate.errors import NoStore, StoreReadOnly, StoreRefused, StoreUnavailable
 from oncegate.journal.base import (
     ALL_ROWS,
     MINUTE,
@@ -40,6 +41,7 @@ from oncegate.stores.sqlite.connection import (
     connect,
     create_file,
     is_busy,
+    is_full,
     overwriting,
     purge,
     read_version,
@@ -166,7 +168,23 @@ class SqliteJournal:
                     self._connect()
                 yield self._db  # type: ignore[misc]  # it is open now
             except FAILURES as error:
+                if is_full(error) and self._is_at_limit():
+                    raise StoreReadOnly(
+                        f"the journal {self._path} has reached journal_max_size; nothing was written: the oldest rows"
+                        " are deleted before the next rows are written"
+                    ) from error
                 raise as_store_error(error, self._path) from error
+
+    def _is_at_limit(self) -> bool:
+        """Whether the file has reached its largest size, and the disk is not full: SQLite reports both by one error.
+        The oldest rows are deleted at 90 % of the largest size, so a file with much less is not at its limit."""
+        if self._db is None or self._max_size is None:
+            return False
+        with suppress(sqlite3.Error, OSError):
+            (page_size,) = self._db.execute("PRAGMA page_size").fetchone()
+            left = self._max_size - _used_pages(self._db) * int(page_size)
+            return left < self._max_size / 2 and left < shutil.disk_usage(os.path.dirname(self._path) or ".").free
+        return False
 
     def _connect(self) -> None:
         self._db = self._open()

@@ -3,6 +3,12 @@
 A window starts with the first row of an event and lasts a minute. The first five rows of a window are written one by
 one. Further copies of the window are counted, and one row with the count is written when the window ends. Rows of
 handler runs are always written.
+
+Events without a key, such as refused events, are copies of each other if they have the same error and the same
+document. A sender can make any number of different refused events, so a second window counts the rows of one error and
+place. After 20 such rows in a minute, further events with this error are counted, unless they are copies that have
+their own count. One row with the count is written when the window ends. This row stands for different events, so it has
+no event id, no entity, no delivery id and no key.
 """
 
 from collections.abc import Iterator
@@ -13,9 +19,10 @@ from msgspec.structs import replace
 
 from oncegate.gate.outcome import Outcome
 from oncegate.journal.base import MINUTE, NewRow
-from oncegate.journal.rows import Label, fields_of, group_of
+from oncegate.journal.rows import Label, anonymous, error_of, fields_of, group_of
 
 SEPARATE: Final = 5  # rows of an event in a window that are written one by one
+SEPARATE_ERRORS: Final = 20  # rows of an error and place, without a key, in a window that are written one by one
 _MOST_WINDOWS: Final = 20_000
 _MOST_STORMS: Final = 2_000
 # An event with one of these outcomes was not a copy of an earlier event.
@@ -31,12 +38,16 @@ class _Copies(Struct):
 
 
 class Window(Struct):
-    """The rows of one event since `start`. `body` is the hash of the document whose details are already in a row."""
+    """The rows of one event since `start`. `body` is the hash of the document whose details are already in a row. The
+    window of an event without a key has the window of all events with its error: `flood`."""
 
+    name: tuple[str, bytes]
     start: int
     rows: int = 0
     body: int | None = None
     copies: dict[Label, _Copies] | None = None
+    flood: "Window | None" = None
+    is_flood: bool = False
 
 
 class StormFilter:
@@ -49,12 +60,30 @@ class StormFilter:
         self._storms: dict[tuple[str, bytes], Window] = {}
 
     def window(self, place: str, outcome: Outcome, at: int) -> Window:
-        """Returns the window of an event."""
+        """Returns the window of an event. If there are many rows of different events with its error, and the event is
+        not a copy that is counted already, returns the window of the error."""
         name = (place, group_of(outcome))
+        if outcome.key is not None:
+            return self._found(name, at) or self._new(name, at)
+        flood_name = (place, error_of(outcome))
+        flood = self._found(flood_name, at) or self._new(flood_name, at)
+        flood.is_flood = True
+        window = self._found(name, at)
+        if flood.rows >= SEPARATE_ERRORS and (window is None or window.rows < SEPARATE):
+            return flood
+        window = window or self._new(name, at)
+        window.flood = flood
+        return window
+
+    def _found(self, name: tuple[str, bytes], at: int) -> Window | None:
+        """Returns the window with this name, unless it has ended."""
         window = self._storms.get(name) or self._windows.get(name)
-        if window is None or (at - window.start >= MINUTE and window.copies is None):
-            self._windows.pop(name, None)
-            window = self._windows[name] = Window(at)
+        has_ended = window is not None and at - window.start >= MINUTE and window.copies is None
+        return None if has_ended else window
+
+    def _new(self, name: tuple[str, bytes], at: int) -> Window:
+        self._windows.pop(name, None)
+        window = self._windows[name] = Window(name, at)
         return window
 
     def is_separate(self, window: Window, outcome: Outcome) -> bool:
@@ -62,17 +91,19 @@ class StormFilter:
         if window.rows >= SEPARATE and outcome.took is None and outcome.status not in _NEW:
             return False
         window.rows += 1
+        if window.flood is not None:
+            window.flood.rows += 1
         return True
 
-    def collapse(self, window: Window, place: str, outcome: Outcome, label: Label, at: int, worker: str) -> None:
-        """Count a copy that gets no row of its own."""
+    def collapse(self, window: Window, outcome: Outcome, label: Label, at: int, worker: str) -> None:
+        """Count an event that gets no row of its own."""
         if window.copies is None:
             window.copies = {}
-            name = (place, group_of(outcome))
-            self._storms[name] = self._windows.pop(name, window)
+            self._storms[window.name] = self._windows.pop(window.name, window)
         copies = window.copies.get(label)
         if copies is None:
-            window.copies[label] = _Copies(NewRow(label, fields_of(outcome, at, worker)), 1, at)
+            shown = anonymous(outcome) if window.is_flood else outcome
+            window.copies[label] = _Copies(NewRow(label, fields_of(shown, at, worker)), 1, at)
         else:
             copies.count += 1
             copies.last_at = at

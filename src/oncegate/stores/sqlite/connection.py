@@ -216,6 +216,10 @@ def is_busy(error: Exception) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+def is_full(error: Exception) -> bool:
+    return _code(error) == sqlite3.SQLITE_FULL
+
+
 def is_disk_error(error: Exception) -> bool:
     return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
