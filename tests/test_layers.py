@@ -61,7 +61,6 @@ LAZY = {
     ("cli/serve.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
     ("cli/serve.py", "oncegate.service.service"): "optional dependency: the extra `serve`",
     ("cli/work.py", "oncegate.ingress"): "cold start: only for `oncegate work` with a queue",
-    ("cli/work.py", "oncegate.ingress.sqs.options"): "optional dependency: the extra `aws`",
     ("console/tokens.py", "oncegate.stores.sqlite.settings"): "cold start: only with a store in a file",
     ("doctor/store_facts.py", "oncegate.stores.dynamodb.settings"): "optional dependency: the extra `dynamodb`",
     ("doctor/store_facts.py", "oncegate.stores.postgres.connections"): "optional dependency: the extra `postgres`",
@@ -89,6 +88,7 @@ LAZY = {
     ("journal/__init__.py", "oncegate.stores.postgres"): "optional dependency: the extra `postgres`",
     ("journal/__init__.py", "oncegate.journal.redis"): "optional dependency: the extra `redis`",
     ("journal/__init__.py", "oncegate.stores.redis"): "optional dependency: the extra `redis`",
+    ("ingress/__init__.py", "oncegate.ingress.nats"): "optional dependency: the extra `nats`",
     ("ingress/__init__.py", "oncegate.ingress.sqs"): "optional dependency: the extra `aws`",
     ("ingress/lambda_handler.py", "asyncio"): "cold start: only for async handlers",
     ("previous/__init__.py", "oncegate.previous.dynamodb"): "optional dependency: the extra `dynamodb`",
@@ -219,7 +219,7 @@ def test_the_check_finds_a_wrong_import(tmp_path: Path) -> None:
         ("oncegate.gate", "gate.__init__"),
         ("oncegate.gate.gate", "gate.gate"),
         ("oncegate.gate.engine", "gate"),
-        ("oncegate.ingress.sqs.worker", "ingress"),
+        ("oncegate.ingress.queue_worker", "ingress"),
     ],
 )
 def test_the_layer_of_a_module(module: str, layer: str) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from oncegate.canonical import decode, encode, written
-from oncegate.carriers import batches, brokers, eventbridge, functions, queues, streams, topics, web
+from oncegate.carriers import batches, brokers, buses, eventbridge, functions, queues, streams, topics, web
+from oncegate.carriers.buses import BusMessage
 from oncegate.carriers.pieces import HANDED_KEY, Piece, merged, without_key
 from oncegate.errors import TooManyEvents
 from oncegate.events import NO_EVIDENCE, Delivery, Evidence
@@ -56,15 +57,19 @@ class _Found(list[Delivery]):
 
 
 def deliveries(payload: Any, headers: Mapping[str, Any] | None = None, most: int | None = None) -> list[Delivery]:
-    """Unwrap a payload of bytes, text or parsed JSON. `headers` are the HTTP headers of the request, if the payload
-    came with a request. Raises TooManyEvents as soon as more than `most` deliveries are found."""
+    """Unwrap a payload of bytes, text or parsed JSON, or a message of a bus. `headers` are the HTTP headers of the
+    request, if the payload came with a request. Raises TooManyEvents as soon as more than `most` deliveries are
+    found."""
+    found = _Found()
+    if most is not None:
+        found.most, found.left = most, most - 1
+    if type(payload) is BusMessage:
+        _unwrap_piece(buses.piece(payload), NO_EVIDENCE, 0, found)
+        return found
     try:
         raw = _bytes(payload)
     except ValueError as error:
         return [Delivery(None, repr(payload).encode("utf-8", "backslashreplace"), str(error))]
-    found = _Found()
-    if most is not None:
-        found.most, found.left = most, most - 1
     if headers:
         _unwrap_piece(web.request(raw, headers, NO_EVIDENCE), NO_EVIDENCE, 0, found)
     else:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from oncegate.canonical import decode
 from oncegate.carriers.pieces import Piece, from_base64, is_base64, text, to_base64, within
 from oncegate.events import NO_EVIDENCE, Evidence
@@ -67,7 +69,7 @@ def request(content: Any, headers: Mapping[str, Any], evidence: Evidence) -> Pie
     """Return the content of a request as a piece. A CloudEvent in binary mode is assembled from headers and body."""
     lowered = {str(name).lower(): value for name, value in headers.items()}
     if evidence.request_id is None and (request_id := text(lowered.get("x-request-id"))):
-        evidence = Evidence(request_id=request_id)
+        evidence = replace(evidence, request_id=request_id)
     if f"{_CE}specversion" not in lowered or not isinstance(content, bytes | str):
         return Piece(content, evidence) if content else Piece(b"", evidence, "the request has no body")
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content

@@ -19,12 +19,13 @@ from oncegate.cli.options import with_settings
 from oncegate.cli.output import print_error
 from oncegate.clocks import since_boot
 from oncegate.durations import times
-from oncegate.errors import MissingExtra, QueueError, SettingError
+from oncegate.errors import QueueError, SettingError
 from oncegate.gate import Gate, JsonLog, Notice
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
+from oncegate.ingress.options import NATS_LIMITS, validate
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.journal import Recorder
 from oncegate.service.log import announce, console_for, handler_for, stack_lines
@@ -114,8 +115,8 @@ class LiveFigures:
 def work(place: str, settings: Settings) -> None:
     """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
 
-    SOURCE is 'sqs://NAME?region=REGION' (with quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the
-    attempts of a message, so max_attempts has no effect for a queue.
+    SOURCE is 'sqs://NAME?region=REGION' or 'nats://HOST/STREAM?consumer=NAME' (with quotes in the shell), the URL of an
+    SQS queue, or `inbox`. SQS counts the attempts of a message, so max_attempts has no effect for an SQS queue.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects
@@ -165,7 +166,7 @@ def _check_place(place: str) -> None:
     if "://" not in place and place != _INBOX:
         raise SettingError(
             f"{quoted(place)} is not a source; use {_INBOX}, or the URL of a queue such as"
-            " 'sqs://NAME?region=eu-central-1'"
+            " 'sqs://NAME?region=eu-central-1' or 'nats://HOST/STREAM?consumer=NAME'"
         )
     if place != _INBOX:
         from oncegate.ingress import check_queue
@@ -239,15 +240,11 @@ def open_worker(gate: Gate, place: str, handler: Handler | AsyncHandler, setting
 
 
 def check_work_option(settings: Settings, name: str) -> None:
-    """Refuse a value that SQS does not allow. The other options are checked with their defaults, so that only a problem
-    of this option is reported."""
-    try:
-        from oncegate.ingress.sqs.options import validate
-    except MissingExtra:
-        return  # queue workers need the extra aws
+    """Refuse a value that no queue allows. The other options are checked with their defaults, so that only a problem of
+    this option is reported."""
     defaults = {each: SETTINGS[f"work.{each}"].default for each in WORKER_OPTIONS}
     try:
-        validate(**defaults | {name: settings[f"work.{name}"]})
+        validate(NATS_LIMITS, **defaults | {name: settings[f"work.{name}"]})
     except SettingError as error:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 

@@ -280,20 +280,21 @@ class Gate:
         receivers: int = 4,
         drain: Duration = "25s",
     ) -> "Worker":
-        """Returns a worker for an SQS queue. `queue` is `sqs://NAME?region=eu-central-1`, or the queue URL that AWS
-        shows.
+        """Returns a worker for a queue or a bus. `queue` is `sqs://NAME?region=eu-central-1`, the queue URL that AWS
+        shows, or `nats://HOST/STREAM?consumer=NAME`.
 
         `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C. Handlers that run at this
-        time have up to `drain` to end. A message is deleted when all its events are acknowledged. Otherwise the message
-        becomes visible again. The queue counts the attempts: a failing event is not buried here, and `max_attempts` has
-        no effect.
+        time have up to `drain` to end. A message is acknowledged (SQS: deleted) when all its events are acknowledged.
+        Otherwise the message is delivered again. SQS counts the attempts: a failing event is not buried here, and
+        `max_attempts` has no effect. NATS does not: a failing event becomes a dead letter after `max_attempts`, and so
+        does an invalid event.
 
         Each long poll waits up to `wait` for up to `batch` messages, and up to `receivers` polls run at a time. The
         worker has at most about `in_hand` events in flight. A message is hidden from other workers for `visibility`.
         This time is extended while the message is in flight, for up to the gate's `max_hold`. Events of the same entity
         run one after the other. Events of the same message group of a FIFO queue also run one after the other."""
         check_handler(handler, may_await=True)
-        from oncegate.ingress import open_worker
+        from oncegate.ingress import counts_attempts, open_worker
         from oncegate.ingress.worker import WorkerContext
 
         options = {
@@ -304,9 +305,9 @@ class Gate:
             "receivers": receivers,
             "drain": drain,
         }
-        engine = self._engine.under(max_attempts=None)
+        engine = self._engine.under(max_attempts=None) if counts_attempts(queue) else self._engine.under()
         identify = partial(self._identify, trusted=True)
-        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot)
+        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep)
         return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from oncegate.errors import SettingError
+from oncegate.ingress.options import NATS_LIMITS, SQS_LIMITS, OptionLimits, QueueOptions, validate
 from oncegate.text import quoted
 
 if TYPE_CHECKING:
@@ -15,24 +16,38 @@ if TYPE_CHECKING:
 
 
 class _Driver(Struct, frozen=True):
-    """The functions that a queue package provides. `check` checks the URL, and `validate` checks the options. `open`
-    takes the URL, the handler, the checked options and the context, and creates the worker."""
+    """What a queue module provides. `check` checks the URL. `open` takes the URL, the handler, the checked options and
+    the context, and creates the worker. `counts_attempts`: the queue counts how often a message was delivered, and
+    moves a message that always fails to its dead-letter queue."""
 
     check: Callable[[str], object]
-    validate: Callable[..., Any]
-    open: "Callable[[str, AsyncHandler | Handler, Any, WorkerContext], Worker]"
+    limits: OptionLimits
+    open: "Callable[[str, AsyncHandler | Handler, QueueOptions, WorkerContext], Worker]"
+    counts_attempts: bool
 
 
 def _sqs() -> _Driver:
-    from oncegate.ingress.sqs import SqsWorker, read_address, validate
+    from oncegate.ingress.sqs import read_address, sqs_worker
 
-    return _Driver(read_address, validate, SqsWorker)
+    return _Driver(read_address, SQS_LIMITS, sqs_worker, counts_attempts=True)
+
+
+def _nats() -> _Driver:
+    from oncegate.ingress.nats import nats_worker, read_address
+
+    return _Driver(read_address, NATS_LIMITS, nats_worker, counts_attempts=False)
 
 
 # A driver is imported when its scheme is first used, so that a process does not import the code of a queue that it does
 # not use. AWS shows the URL of an SQS queue as https://…. The URL of an emulator may begin with http://.
-_DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {"sqs": _sqs, "https": _sqs, "http": _sqs}
-_USE: Final = "use sqs, as in 'sqs://NAME?region=eu-central-1'"
+_DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
+    "sqs": _sqs,
+    "https": _sqs,
+    "http": _sqs,
+    "nats": _nats,
+    "nats+tls": _nats,
+}
+_USE: Final = "use sqs or nats, as in 'sqs://NAME?region=eu-central-1' or 'nats://HOST/STREAM?consumer=NAME'"
 
 
 def open_worker(
@@ -42,12 +57,17 @@ def open_worker(
     is opened before the worker runs."""
     driver = _driver(url)
     driver.check(url)
-    return driver.open(url, handler, driver.validate(**options), context)
+    return driver.open(url, handler, validate(driver.limits, **options), context)
 
 
 def check_queue(url: str) -> None:
     """Raise SettingError if `open_worker` would reject the URL. No connection is opened."""
     _driver(url).check(url)
+
+
+def counts_attempts(url: str) -> bool:
+    """Whether the queue at this URL counts the attempts of a message, so that the gate must not count them."""
+    return _driver(url).counts_attempts
 
 
 def _driver(url: str) -> _Driver:

@@ -1,7 +1,7 @@
 """This module defines the interface of a worker, and the parts of a gate that a worker needs. There are workers for
 queues and for the inbox."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -11,6 +11,7 @@ from oncegate.events import Event
 from oncegate.gate.engine import Engine
 from oncegate.gate.job import Identified
 from oncegate.gate.observers import Observers
+from oncegate.gate.outcome import Outcome
 
 
 class Figures(Struct, frozen=True):
@@ -46,10 +47,11 @@ class Worker(Protocol):
 
 class WorkerContext(Struct, frozen=True):
     """The parts of a gate that a worker uses. `read` returns the events of a payload. `identify` computes the key of an
-    event."""
+    event. `keep` stores invalid events as dead letters."""
 
     engine: Engine
     read: Callable[[Any], list[Event]]
     identify: Callable[[Event], Identified]
     observers: Observers
     boot: Clock
+    keep: Callable[[Sequence[Outcome]], list[Outcome]]

@@ -38,7 +38,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_last_poll(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stops waits a moment for open polls. That matters only to tests that release messages."""
     if "full_last_poll" not in request.fixturenames:
-        monkeypatch.setattr("oncegate.ingress.sqs.worker._LAST_POLL", 0.05)
+        monkeypatch.setattr("oncegate.ingress.sqs.link._LAST_POLL", 0.05)
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
-"""Received messages: visibility, lanes, order and pauses."""
+"""Messages that a worker has received from SQS: how long they stay hidden."""
 
 import threading
 from typing import Any
 
-import pytest
-
-from oncegate import Event, Gate, read
-from oncegate.ingress.sqs.messages import Message, MessageEvent
+from oncegate import Event, Gate
+from oncegate.ingress.sqs.messages import SqsMessage
 from tests.ingress.sqs.queues import Handler, Queue, call, working
 from tests.stores.servers import until
 
@@ -47,38 +45,19 @@ def test_messages_are_hidden_for_max_hold_only(queue: Queue) -> None:
     gate.close()
 
 
-@pytest.mark.parametrize(("receives", "seconds"), [(1, 1), (2, 2), (3, 4), (8, 128), (9, 256), (10, 300), (500, 300)])
-def test_the_pause_doubles_with_each_receive(receives: int, seconds: int) -> None:
-    """A message that failed is delivered again after 1 s, 2 s, 4 s and so on, at most 300 s."""
-    attributes = {"ApproximateReceiveCount": str(receives)}
-    message = Message({"ReceiptHandle": "h", "Attributes": attributes}, now=0, visibility=30_000_000)
-    assert message.pause == seconds
-
-
 def test_lost_messages_may_not_start() -> None:
     """The visibility of a message ends after its timeout, is extended by a renewal, and is over once it is lost."""
-    message = Message({"ReceiptHandle": "h"}, now=5, visibility=30)
-    assert message.visible_until == 35
+    message = SqsMessage({"ReceiptHandle": "h"}, now=5, visibility=30)
+    assert [message.may_start(now) for now in (34, 35)] == [True, False]
     message.renew(20, 30)
-    assert message.visible_until == 50
+    assert [message.may_start(now) for now in (49, 50)] == [True, False]
     message.lose()
-    assert message.visible_until == 0
+    assert not message.may_start(0)
 
 
-def placed(payload: dict[str, Any], *, fifo: bool = False) -> MessageEvent:
-    (event,) = read(payload)
-    message = Message({"ReceiptHandle": "h"}, now=0, visibility=30)
-    return MessageEvent(message, event, Gate("memory://")._identify(event), fifo=fifo)
-
-
-def test_lanes() -> None:
-    """Events of one entity share a lane, copies without an entity share one; a FIFO queue has one for each group."""
-    assert placed(call(1, "c-1")).lane == placed(call(2, "c-1")).lane != placed(call(3, "c-2")).lane
-    assert placed(call(1)).lane == placed(call(1)).lane != placed(call(2)).lane
-    assert placed(call(1, "c-1"), fifo=True).lane == ("group", None)
-
-
-def test_order_within_a_lane() -> None:
-    """The earlier event has the lower order; in a FIFO queue the order of arrival counts."""
-    assert placed(call(1, "c-1")).order < placed(call(2, "c-1")).order
-    assert placed(call(1, "c-1"), fifo=True).order == placed(call(2, "c-1"), fifo=True).order == 0
+def test_the_receives_of_a_message() -> None:
+    """SQS counts how often it has delivered a message."""
+    received = {"ReceiptHandle": "h", "MessageId": "m-1", "Attributes": {"ApproximateReceiveCount": "3"}}
+    message = SqsMessage(received, now=0, visibility=30)
+    assert (message.name, message.receives) == ("m-1", 3)
+    assert SqsMessage({"ReceiptHandle": "h"}, now=0, visibility=30).receives == 1

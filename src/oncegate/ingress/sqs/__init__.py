@@ -8,7 +8,6 @@ except ImportError as _error:
     raise MissingExtra("a worker of an SQS queue", "aws") from _error
 
 from oncegate.ingress.sqs.client import read_address
-from oncegate.ingress.sqs.options import validate
-from oncegate.ingress.sqs.worker import SqsWorker
+from oncegate.ingress.sqs.link import sqs_worker
 
-__all__ = ["SqsWorker", "read_address", "validate"]
+__all__ = ["read_address", "sqs_worker"]

@@ -1,51 +1,35 @@
-"""This module holds the SQS messages that a worker has received, and their events."""
+"""This module keeps the messages that a worker has received from SQS hidden, and deletes or releases them."""
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from oncegate.backoff import pause_after
 from oncegate.carriers.pieces import whole, within
 from oncegate.clocks import Clock
 from oncegate.errors import QueueError
-from oncegate.events import Event
-from oncegate.gate.job import Identified, Job
 from oncegate.ingress.call_threads import CallThreads
+from oncegate.ingress.messages import Message
 from oncegate.ingress.sqs.client import MAX_BATCH, BatchSender, FailedEntry, SqsClient
-from oncegate.times import microseconds_of
 
-_FIRST_PAUSE: Final = 1  # seconds
-_LONGEST_PAUSE: Final = 300
 _log: Final = logging.getLogger("oncegate.work")
 
 
-class Message:
-    """One received message. Times are in microseconds of the boot clock.
+class SqsMessage(Message):
+    """A message of SQS. It is hidden from other receivers until `visible_until`. Times are in microseconds of the boot
+    clock."""
 
-    The message is deleted when all its events are acknowledged. If an event is not acknowledged, `again_after` is the
-    number of seconds after which the message becomes visible again.
-    """
-
-    __slots__ = (
-        "again_after",
-        "handle",
-        "name",
-        "received_at",
-        "receives",
-        "renewed_at",
-        "unfinished",
-        "visible_until",
-    )
+    __slots__ = ("handle", "received_at", "renewed_at", "visible_until")
 
     def __init__(self, received: dict[str, Any], now: int, visibility: int) -> None:
+        receives = whole(within(received, "Attributes", "ApproximateReceiveCount")) or 1
+        super().__init__(received.get("MessageId", ""), receives)
         self.handle: str = received["ReceiptHandle"]
-        self.name: str = received.get("MessageId", "")
-        self.receives = whole(within(received, "Attributes", "ApproximateReceiveCount")) or 1
         self.received_at = now
-        self.unfinished = 0  # the number of events that have not ended
-        self.again_after: float | None = None
         self.renew(now, visibility)
+
+    def may_start(self, now: int) -> bool:
+        return now < self.visible_until
 
     def renew(self, now: int, visibility: int) -> None:
         self.renewed_at = now
@@ -54,46 +38,6 @@ class Message:
     def lose(self) -> None:
         """Record that another worker may receive the message now. No event of the message may start here any more."""
         self.visible_until = 0
-
-    @property
-    def pause(self) -> float:
-        """The seconds before the next delivery after a failure. The pause doubles with each receive."""
-        return pause_after(self.receives, _FIRST_PAUSE, _LONGEST_PAUSE)
-
-
-class MessageEvent:
-    """One event of a message, with the lane in which it runs and its order within the lane."""
-
-    __slots__ = ("checks", "event", "item", "lane", "message", "order", "ran")
-
-    def __init__(self, message: Message, event: Event, item: Identified, *, fifo: bool) -> None:
-        self.message = message
-        self.event = event
-        self.item = item
-        self.ran = False
-        self.checks = 0  # how often the event was in flight because its publisher had not completed it yet
-        self.lane = ("group", event.evidence.group) if fifo else _lane(event, item)
-        self.order = 0 if fifo else _order(event)
-
-    @property
-    def started(self) -> bool:
-        """Whether the handler has started."""
-        return isinstance(self.item, Job) and self.item.started
-
-
-def _lane(event: Event, item: Identified) -> Hashable | None:
-    """Returns the lane of an event. Events of the same entity share a lane. Events without an entity share a lane if
-    they have the same key, so that a later copy finds the first copy completed."""
-    if not isinstance(item, Job):
-        return None
-    return ("key", item.carried or item.key.digest) if event.entity is None else ("entity", event.source, event.entity)
-
-
-def _order(event: Event) -> int:
-    """Returns the time at which the event occurred, in microseconds. If this time is not known, returns the time at
-    which the message was sent."""
-    at = event.occurred_at or event.evidence.sent_at
-    return 0 if at is None else microseconds_of(at)
 
 
 class InFlightMessages:
@@ -110,7 +54,7 @@ class InFlightMessages:
         self._boot = boot
         self._visibility = visibility
         self._max_hold = max_hold
-        self._messages: dict[Message, None] = {}
+        self._messages: dict[SqsMessage, None] = {}
         self._deletions = BatchSender(self._delete, self._deleted)
         self._releases = BatchSender(self._release, self._released)
         # If a message were renewed and released at the same time, it could stay hidden.
@@ -118,12 +62,12 @@ class InFlightMessages:
         self._may_release = asyncio.Event()
         self._may_release.set()
 
-    def add(self, received: dict[str, Any]) -> Message:
-        message = Message(received, self._boot(), self._visibility)
+    def add(self, received: dict[str, Any]) -> SqsMessage:
+        message = SqsMessage(received, self._boot(), self._visibility)
         self._messages[message] = None
         return message
 
-    def end(self, message: Message) -> None:
+    def end(self, message: SqsMessage) -> None:
         """Delete or release a message. All events of the message must have ended."""
         if message.again_after is None:
             self._deletions.put(message)
@@ -153,11 +97,11 @@ class InFlightMessages:
         """Wait until all ended messages are deleted or released, for at most `within` seconds."""
         await asyncio.gather(self._deletions.flush(within), self._releases.flush(within))
 
-    def _is_due(self, message: Message, now: int) -> bool:
+    def _is_due(self, message: SqsMessage, now: int) -> bool:
         held = now - message.received_at
         return now - message.renewed_at >= self._visibility / 3 and held < self._max_hold
 
-    async def _renew(self, due: Sequence[Message]) -> None:
+    async def _renew(self, due: Sequence[SqsMessage]) -> None:
         sent_at, seconds = self._boot(), self._visibility / 1e6
         try:
             failures = await self._threads.call(
@@ -171,23 +115,23 @@ class InFlightMessages:
             elif not failures[index].may_retry:
                 message.lose()
 
-    async def _delete(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
+    async def _delete(self, messages: Sequence[SqsMessage]) -> dict[int, FailedEntry]:
         return await self._threads.call(self._client.delete, [message.handle for message in messages])
 
-    def _deleted(self, message: Message, problem: str | None) -> None:
+    def _deleted(self, message: SqsMessage, problem: str | None) -> None:
         del self._messages[message]
         if problem is not None:
             _log.warning(
                 "message %s was not deleted (%s); it will be delivered again as a duplicate", message.name, problem
             )
 
-    async def _release(self, messages: Sequence[Message]) -> dict[int, FailedEntry]:
+    async def _release(self, messages: Sequence[SqsMessage]) -> dict[int, FailedEntry]:
         await self._may_release.wait()
         async with self._changing:
             pauses = [(message.handle, message.again_after or 0) for message in messages]
             return await self._threads.call(self._client.change_visibility, pauses)
 
-    def _released(self, message: Message, problem: str | None) -> None:
+    def _released(self, message: SqsMessage, problem: str | None) -> None:
         if problem is not None:
             _log.warning(
                 "message %s was not released (%s); it will be delivered again after its visibility timeout",

@@ -10,41 +10,35 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from oncegate.clocks import Clock
 from oncegate.errors import QueueError
 from oncegate.ingress.call_threads import CallThreads
-from oncegate.ingress.dispatcher import Dispatcher
+from oncegate.ingress.options import QueueOptions
+from oncegate.ingress.queue_worker import LinkContext
 from oncegate.ingress.sqs.client import QueueMissing, SqsClient
-from oncegate.ingress.sqs.messages import MessageEvent
-from oncegate.ingress.sqs.options import SqsOptions
 from oncegate.ingress.supervision import OutageLogger
 
 SHORT_POLL: Final = 1  # seconds
 
 
 class Receiver:
-    """Polls the queue while the dispatcher has room, and calls `take` with the messages of each poll.
-
-    The worker records in `store_outage` whether the store answers. While the store does not answer, no message is
-    received.
-    """
+    """Polls the queue while the dispatcher has room, and calls `take` with the messages of each poll. While the store
+    does not answer, no message is received."""
 
     def __init__(
         self,
         client: SqsClient,
         threads: CallThreads,
-        boot: Clock,
-        options: SqsOptions,
-        dispatcher: Dispatcher[MessageEvent],
+        options: QueueOptions,
+        context: LinkContext,
         take: Callable[[list[dict[str, Any]]], None],
     ) -> None:
         self._client = client
         self._threads = threads
         self._options = options
-        self._dispatcher = dispatcher
+        self._dispatcher = context.dispatcher
         self._take = take
-        self._queue_outage = OutageLogger(boot)
-        self.store_outage = OutageLogger(boot)
+        self._queue_outage = OutageLogger(context.boot)
+        self._store_outage = context.store_outage
         self._reserving = asyncio.Lock()
         self._reserved = 0
         self._polls_are_full = asyncio.Event()
@@ -80,7 +74,7 @@ class Receiver:
                 self._reserved -= self._options.batch
 
     async def _wait_out_outages(self, stopping: asyncio.Event) -> None:
-        while (pause := max(self._queue_outage.pause, self.store_outage.pause)) and not stopping.is_set():
+        while (pause := max(self._queue_outage.pause, self._store_outage.pause)) and not stopping.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await stopping.wait()

@@ -1,62 +1,110 @@
-"""The SQS worker takes the messages of an SQS queue through a gate.
+"""The queue worker takes the messages of a queue or a bus through a gate.
 
-receive ─▶ read ─▶ dispatcher ─▶ gate ─▶ every event acknowledged ─▶ delete the message
-                                        └▶ an event not acknowledged ─▶ make the message visible again, after a pause
+receive ─▶ read ─▶ dispatcher ─▶ gate ─▶ every event acknowledged ─▶ acknowledge the message
+                                        └▶ an event not acknowledged ─▶ have the message delivered again, after a pause
 
-This worker does not bury events. SQS counts the receives of a message, and moves messages that always fail to the
-dead-letter queue.
+A link is the part that knows one kind of queue: it receives messages, keeps them from other workers, and acknowledges
+or returns them.
 """
 
 import asyncio
-import logging
 import threading
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Protocol
 
-from oncegate.durations import spoken
+from msgspec import Struct
+
+from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
 from oncegate.gate.job import Identified, Job, set_destination
-from oncegate.gate.options import outlasts_lease
+from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import STATUSES, Cause, Outcome
 from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.http_answers import due_in
-from oncegate.ingress.sqs.client import QueueAddress, SqsClient, read_address
-from oncegate.ingress.sqs.messages import InFlightMessages, MessageEvent
-from oncegate.ingress.sqs.options import SqsOptions
-from oncegate.ingress.sqs.receiver import SHORT_POLL, Receiver
-from oncegate.ingress.supervision import stopped_by_signals
+from oncegate.ingress.messages import Message, MessageEvent
+from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
 from oncegate.ingress.worker import Figures, WorkerContext
 
-_log: Final = logging.getLogger("oncegate.work")
-_SENDER_THREADS: Final = 4
 _MAX_SKIPS: Final = 2  # the deliveries in which an event may be skipped because of a failed event of its lane
-_LONGEST_PAUSE: Final = 12 * 3_600 - 60  # seconds; SQS hides a message for at most 12 hours after its receipt
-_LAST_POLL: Final = SHORT_POLL + 0.5  # seconds that the worker waits for open polls when it stops
 _FLUSH_WITHIN: Final = 5.0
 _PUBLISHER_CHECK: Final = 0.1  # seconds between two checks of whether the publisher has completed the event
 _PUBLISHER_CHECKS: Final = 20
 _CLAIM_CHECK: Final = 0.05  # seconds between two checks, during an outage, of whether the store has granted a claim
 
 
-class SqsWorker:
-    """Implements `oncegate.ingress.worker.Worker`."""
+class LinkContext(Struct, frozen=True):
+    """What a link gets from the worker. `take` is called with each received message and its payload for `read`. While
+    `store_outage` is ongoing, a link receives nothing."""
+
+    boot: Clock
+    config: GateConfig
+    dispatcher: Dispatcher[MessageEvent]
+    take: Callable[[Message, Any], None]
+    store_outage: OutageLogger
+
+
+class QueueLink(Protocol):
+    """The connection of a worker to a queue or a bus, for one run of the worker in an event loop.
+
+    `in_groups`: the queue has message groups whose messages must be handled in order. `has_dead_letters`: the queue
+    itself stores messages that always fail. `longest_pause` is the longest time, in seconds, after which the queue can
+    deliver a message again."""
+
+    in_groups: bool
+    has_dead_letters: bool
+    longest_pause: float
+
+    async def open(self) -> None:
+        """Connect. Raises QueueError if the queue cannot be used."""
+
+    async def receive(self, stopping: asyncio.Event) -> None:
+        """Receive messages until `stopping` is set. Raises QueueError if the queue can no longer be used."""
+
+    async def hold(self) -> None:
+        """Keep the received messages from other workers, until this coroutine is cancelled."""
+
+    def end(self, message: Message) -> None:
+        """Acknowledge a message, or have it delivered again after `again_after`. All its events have ended."""
+
+    async def end_receiving(self, receiving: asyncio.Task[None]) -> None:
+        """Wait until `receive` has ended. Messages that are returned must not be received here again."""
+
+    async def flush(self, within: float) -> None:
+        """Wait until all ended messages are acknowledged or returned, for at most `within` seconds."""
+
+    async def close(self) -> None: ...
+
+
+OpenLink = Callable[[LinkContext], QueueLink]
+
+
+class QueueWorker:
+    """Implements `oncegate.ingress.worker.Worker`. `in_hand` is the largest number of events that wait or run, and
+    `drain` is how many seconds running handlers have to end."""
 
     def __init__(
-        self, queue: str, handler: AsyncHandler | Handler, options: SqsOptions, context: WorkerContext
+        self,
+        open_link: OpenLink,
+        handler: AsyncHandler | Handler,
+        context: WorkerContext,
+        *,
+        in_hand: int,
+        drain: float,
     ) -> None:
-        self._address = read_address(queue)
+        self._open_link = open_link
         self._handler = handler
-        self._options = options
         self._context = context
+        self._in_hand = in_hand
+        self._drain = drain
         # The counter has all names from the start: other threads read it, so no name may be added during a read.
         self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
-        self._session: SqsSession | None = None
+        self._session: QueueSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._left_running = 0
@@ -86,7 +134,9 @@ class SqsWorker:
         return self._left_running
 
     async def _work(self) -> None:
-        session = SqsSession(self._address, self._handler, self._options, self._context, self._counts)
+        session = QueueSession(
+            self._open_link, self._handler, self._context, self._counts, in_hand=self._in_hand, drain=self._drain
+        )
         with self._lock:
             self._session, self._loop = session, asyncio.get_running_loop()
             if self._stopped:
@@ -100,38 +150,34 @@ class SqsWorker:
             self._left_running = session.left_running + self._context.engine.async_runner.threads.given_up
 
 
-class SqsSession:
+class QueueSession:
     """One run of a worker in an event loop. Counts events and messages in `counts`."""
 
     def __init__(
         self,
-        address: QueueAddress,
+        open_link: OpenLink,
         handler: AsyncHandler | Handler,
-        options: SqsOptions,
         context: WorkerContext,
         counts: Counter[str],
+        *,
+        in_hand: int,
+        drain: float,
     ) -> None:
-        self._fifo = address.fifo
         self._is_plain = not is_async(handler)
         self._handler = logged(handler, has_log=context.observers.have_log)
         self._publish_target = publish_target_of(handler)
-        self._options = options
         self._context = context
         self._counts = counts
+        self._drain_time = drain
         self.left_running = 0
-        config, boot = context.engine.config, context.boot
-        threads = options.receivers + _SENDER_THREADS
-        self._client = SqsClient(address, wait=options.wait, visibility=options.visibility, connections=threads)
-        self._threads = CallThreads("oncegate-sqs", threads)
-        visibility = options.visibility * 1_000_000
-        self._messages = InFlightMessages(
-            self._client, self._threads, boot, visibility=visibility, max_hold=config.max_hold
-        )
+        config = context.engine.config
         # At most one plain handler for each thread: an event that waits for a thread would hold its claim while it
         # waits.
-        concurrency = min(options.in_hand, config.threads if self._is_plain else config.max_in_hand)
-        self._dispatcher = Dispatcher(self._run, self._give_back, most=options.in_hand, at_work=concurrency)
-        self._receiver = Receiver(self._client, self._threads, boot, options, self._dispatcher, self._take)
+        concurrency = min(in_hand, config.threads if self._is_plain else config.max_in_hand)
+        self._dispatcher = Dispatcher(self._run, self._give_back, most=in_hand, at_work=concurrency)
+        self._store_outage = OutageLogger(context.boot)
+        self._link = open_link(LinkContext(context.boot, config, self._dispatcher, self._take, self._store_outage))
+        self._threads = CallThreads("oncegate-keep", 1)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
         self._lane_pauses: dict[Hashable, float] = {}
@@ -150,56 +196,38 @@ class SqsSession:
     async def work(self) -> None:
         """Work until stopped. Raises QueueError if the queue cannot be used or was deleted."""
         try:
-            if not await self._threads.call(self._client.open):
-                _log.warning(
-                    "%s has no redrive policy: a message that always fails is delivered without end; set a dead-letter"
-                    " queue",
-                    self._client.place,
-                )
-            self._warn_of_short_visibility()
+            await self._link.open()
             await self._work_until_stopped()
         finally:
             self._threads.close()
-            self._client.close()
-
-    def _warn_of_short_visibility(self) -> None:
-        visibility, lease = self._options.visibility, self._context.engine.config.lease
-        if not outlasts_lease(visibility * 1_000_000, lease):
-            _log.warning(
-                "visibility (%d s) is shorter than the lease (%s): after a crash a message is delivered again before"
-                " its claim can be acquired, and each such receive counts towards the dead-letter queue; set visibility"
-                " to at least the lease",
-                visibility,
-                spoken(lease),
-            )
+            await self._link.close()
 
     async def _work_until_stopped(self) -> None:
-        receiving = asyncio.create_task(self._receiver.receive(self._stopping))
-        hiding = asyncio.create_task(self._messages.keep_hidden())
+        receiving = asyncio.create_task(self._link.receive(self._stopping))
+        holding = asyncio.create_task(self._link.hold())
         stopped = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait([receiving, hiding, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([receiving, holding, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stopping.set()
             await self._drain(receiving)
-            for task in (receiving, hiding, stopped):
+            for task in (receiving, holding, stopped):
                 task.cancel()
-            results = await asyncio.gather(receiving, hiding, stopped, return_exceptions=True)
+            results = await asyncio.gather(receiving, holding, stopped, return_exceptions=True)
         _raise_first([result for result in results if isinstance(result, BaseException)])
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, received: list[dict[str, Any]]) -> None:
-        self._counts["received"] += len(received)
-        for each in received:
-            message = self._messages.add(each)
-            events = self._context.read(each)
-            message.unfinished = len(events)
-            works = [MessageEvent(message, event, self._identify(event), fifo=self._fifo) for event in events]
-            for work in works:
-                self._dispatcher.offer(work, work.lane, work.order)
-            if not works:
-                self._messages.end(message)
+    def _take(self, message: Message, payload: Any) -> None:
+        self._counts["received"] += 1
+        events = self._context.read(payload)
+        message.unfinished = len(events)
+        in_groups = self._link.in_groups
+        works = [MessageEvent(message, event, self._identify(event), in_groups=in_groups) for event in events]
+        for work in works:
+            self._dispatcher.offer(work, work.lane, work.order)
+        if not works:
+            self._link.end(message)
 
     def _end(self, work: MessageEvent, again_after: float | None) -> None:
         """Record that an event of a message has ended. If `again_after` is None, the event is acknowledged. Otherwise
@@ -209,12 +237,12 @@ class SqsSession:
             message.again_after = max(message.again_after or 0, again_after)
         message.unfinished -= 1
         if not message.unfinished:
-            self._messages.end(message)
+            self._link.end(message)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, work: MessageEvent) -> Next:
-        if self._context.boot() >= work.message.visible_until:  # another worker may have received the message
+        if not work.message.may_start(self._context.boot()):
             return self._not_acknowledged(work, work.message.pause)
         work.ran = True
         began_at = self._context.boot()
@@ -226,13 +254,15 @@ class SqsSession:
         if self._is_being_published(work, outcome):
             return RunAgain(_PUBLISHER_CHECK)
         self._report(outcome)
-        if not outcome.acked:
-            return self._not_acknowledged(work, _pause(outcome, work))
+        if outcome.status == "invalid" and not self._link.has_dead_letters:
+            (outcome,) = await self._threads.call(self._context.keep, [outcome])
+        if not outcome.acked and not (outcome.status == "invalid" and outcome.kept is not None):
+            return self._not_acknowledged(work, self._pause(outcome, work))
         self._end(work, None)
         return "go_on"
 
     async def _run_through_gate(self, item: Identified) -> Outcome:
-        if not self._receiver.store_outage.is_ongoing:
+        if not self._store_outage.is_ongoing:
             return await self._context.engine.arun(item, self._handler)
         watching = asyncio.create_task(self._watch_claim(item))
         try:
@@ -248,10 +278,10 @@ class SqsSession:
 
     def _store_answered(self, sent_at: int) -> None:
         """Record that the store has answered a claim that was sent at or after `sent_at`."""
-        self._receiver.store_outage.succeeded("events can be claimed", sent_at)
+        self._store_outage.succeeded("events can be claimed", sent_at)
 
     def _not_acknowledged(self, work: MessageEvent, again_after: float) -> Next:
-        """Make SQS deliver the event again. The later events of its lane are given back, so that they do not run before
+        """Have the event delivered again. The later events of its lane are given back, so that they do not run before
         this event."""
         if self._dispatcher.has_waiting(work.lane):
             self._lane_pauses[work.lane] = again_after
@@ -259,11 +289,11 @@ class SqsSession:
         return "give_back"
 
     def _wait_for_store(self, work: MessageEvent, outcome: Outcome) -> Next:
-        """Hold the message until the store answers. If the message were released, it would be received again, and SQS
-        would count each receive towards the dead-letter queue."""
-        self._receiver.store_outage.failed(f"events cannot be claimed ({outcome.error})")
+        """Hold the message until the store answers. If the message were returned, it would be received again, and a
+        queue that counts receives would move it to its dead-letter queue."""
+        self._store_outage.failed(f"events cannot be claimed ({outcome.error})")
         work.item = self._identify(work.event)
-        return RunAgain(self._receiver.store_outage.pause)
+        return RunAgain(self._store_outage.pause)
 
     def _identify(self, event: Event) -> Identified:
         (item,) = set_destination(self._publish_target, [self._context.identify(event)])
@@ -271,8 +301,8 @@ class SqsSession:
 
     def _is_being_published(self, work: MessageEvent, outcome: Outcome) -> bool:
         """Prepare another run, and return True, if the message arrived before its publisher has completed the event.
-        The publisher needs a short time for this. The message is held during this time, so that SQS does not count
-        another receive. Returns False after `_PUBLISHER_CHECKS` checks."""
+        The publisher needs a short time for this. The message is held during this time, so that the queue does not
+        count another receive. Returns False after `_PUBLISHER_CHECKS` checks."""
         if outcome.status != "in_flight" or work.event.evidence.handed_key is None or work.checks == _PUBLISHER_CHECKS:
             return False
         work.checks += 1
@@ -287,19 +317,26 @@ class SqsSession:
     def _give_back(self, works: Sequence[MessageEvent]) -> None:
         """End events that were not run because an earlier event of the lane failed, or because the worker stops.
 
-        SQS counts each delivery, and an event must not become a dead letter because another event fails. So an event
-        that was delivered more than `_MAX_SKIPS` times runs out of order. In a FIFO queue, events never run out of
-        order."""
+        A queue may count each delivery, and an event must not become a dead letter because another event fails. So an
+        event that was delivered more than `_MAX_SKIPS` times runs out of order. Events of a message group never run out
+        of order."""
         for work in works:
             pause = self._lane_pauses.get(work.lane, work.message.pause)
             if self._stopping.is_set():
                 self._end(work, self._pause_at_stop(work))
-            elif work.ran or self._fifo or work.message.receives <= _MAX_SKIPS:
+            elif work.ran or self._link.in_groups or work.message.receives <= _MAX_SKIPS:
                 self._end(work, pause)
             else:
                 self._dispatcher.offer(work, work.lane, work.order)
         for lane in {work.lane for work in works}:
             self._lane_pauses.pop(lane, None)
+
+    def _pause(self, outcome: Outcome, work: MessageEvent) -> float:
+        """Returns the seconds before the next delivery of an event that was not acknowledged. This is the time until
+        the lease of the other worker ends, or the delay that the handler requested. If neither is known, it is a pause
+        that grows with each receive."""
+        due = due_in(outcome)
+        return work.message.pause if due is None else min(due, self._link.longest_pause)
 
     def _pause_at_stop(self, work: MessageEvent) -> float:
         """Returns the seconds after which a message is delivered again when the worker stops. This is 0, except if a
@@ -312,20 +349,16 @@ class SqsSession:
     # ── stopping ──────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drain(self, receiving: asyncio.Task[None]) -> None:
-        """Finish the running events, and release the other messages. Before messages are released, the open polls get a
-        short time to end, because an open poll would receive a released message again."""
-        self._messages.pause_releases()
-        draining = asyncio.create_task(self._dispatcher.drain(self._options.drain))
-        await asyncio.wait([receiving], timeout=_LAST_POLL)
-        self._messages.resume_releases()
+        """Finish the running events, and return the other messages."""
+        draining = asyncio.create_task(self._dispatcher.drain(self._drain_time))
+        await self._link.end_receiving(receiving)
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait([draining, hurried], return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             await self._dispatcher.drain(0)
         await draining
         hurried.cancel()
-        self._receiver.abandon()
-        await self._messages.flush(_FLUSH_WITHIN)
+        await self._link.flush(_FLUSH_WITHIN)
 
 
 def _proves_answer(outcome: Outcome) -> bool:
@@ -335,14 +368,6 @@ def _proves_answer(outcome: Outcome) -> bool:
     if outcome.status == "in_flight":
         return outcome.original is not None
     return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
-
-
-def _pause(outcome: Outcome, work: MessageEvent) -> float:
-    """Returns the seconds before the next delivery of an event that was not acknowledged. This is the time until the
-    lease of the other worker ends, or the delay that the handler requested. If neither is known, it is a pause that
-    grows with each receive."""
-    due = due_in(outcome)
-    return work.message.pause if due is None else min(due, _LONGEST_PAUSE)
 
 
 def _raise_first(errors: Sequence[BaseException]) -> None:

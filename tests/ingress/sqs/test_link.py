@@ -162,7 +162,7 @@ def test_an_entity_runs_in_order(queue: Queue, store: str) -> None:
 
 def test_an_event_behind_a_failing_one_runs_in_the_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event behind one that always fails runs out of order before SQS has counted too many receives."""
-    monkeypatch.setattr("oncegate.ingress.sqs.worker._MAX_SKIPS", 1)
+    monkeypatch.setattr("oncegate.ingress.queue_worker._MAX_SKIPS", 1)
     queue.send(call(1, "c-1", fails=99), call(2, "c-1"))
     handler, gate = Handler(), Gate("memory://")
     worker = gate.worker(queue.source, handler, wait="1s")

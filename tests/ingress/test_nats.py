@@ -1,0 +1,357 @@
+"""A worker on a stream of a NATS server: effects, attempts, dead letters, evidence, outages and kills."""
+
+import asyncio
+import json
+import re
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.js.api import AckPolicy
+
+from oncegate import Event, Gate
+from oncegate.errors import QueueError, RetryLater, SettingError
+from oncegate.ingress.nats import connect_options, read_address
+from tests.ingress.nats_server import NatsServer, Stream
+from tests.ingress.sqs.queues import Handler, call, working
+from tests.stores.servers import until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stream(server: NatsServer) -> Stream:
+    return server.stream()
+
+
+# ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_address() -> None:
+    """A URL has the server, the stream and the consumer. The port of NATS is the default."""
+    address = read_address("nats://127.0.0.1/events?consumer=crm")
+    assert (address.server, address.stream, address.consumer) == ("127.0.0.1:4222", "events", "crm")
+    assert connect_options(address) == {"servers": "nats://127.0.0.1:4222"}
+    assert read_address("nats://[::1]:5/e?consumer=c").server == "[::1]:5"
+
+
+def test_secrets(tmp_path: Path) -> None:
+    """User and password are in the URL, percent-encoded. A token is in a file."""
+    address = read_address("nats://ann:p%40ss@h/events?consumer=crm")
+    assert connect_options(address) == {"servers": "nats://h:4222", "user": "ann", "password": "p@ss"}
+    (tmp_path / "token").write_text("s3cret\n")
+    address = read_address(f"nats://h/events?consumer=crm&token_file={tmp_path}/token")
+    assert connect_options(address) == {"servers": "nats://h:4222", "token": "s3cret"}
+
+
+def test_tls() -> None:
+    """`nats+tls` verifies the certificate of the server."""
+    options = connect_options(read_address("nats+tls://h/events?consumer=crm"))
+    assert options["servers"] == "tls://h:4222"
+    assert options["tls"].check_hostname
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("nats://h/events", "'' is not the name of a NATS consumer; write 'nats://HOST:PORT/STREAM?consumer=NAME'"),
+        ("nats://h?consumer=crm", "'' is not the name of a NATS stream"),
+        ("nats://h/a.b?consumer=crm", "'a.b' is not the name of a NATS stream"),
+        ("nats:///events?consumer=crm", "has no host"),
+        ("nats://h:x/events?consumer=crm", "is not valid"),
+        ("nats://h/events?consumer=crm&colour=red", "unknown option 'colour' in a NATS URL; use consumer,"),
+    ],
+)
+def test_an_invalid_address(url: str, problem: str) -> None:
+    """An invalid URL is rejected when the worker is created, with what to write instead."""
+    with pytest.raises(SettingError) as rejected:
+        Gate("memory://").worker(url, print)
+    assert problem in str(rejected.value)
+
+
+def test_a_missing_file() -> None:
+    """A file that the URL names and that cannot be read is an error of one sentence."""
+    with pytest.raises(SettingError, match="names a file that cannot be used"):
+        connect_options(read_address("nats://h/events?consumer=crm&token_file=/no/such"))
+
+
+# ── set-ups that would lose events ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"max_deliver": 3}, "delivers a message only 3 times and then never again"),
+        ({"ack_policy": AckPolicy.NONE}, "has the ack policy none; set it to explicit"),
+        ({"deliver_subject": "there"}, "pushes messages; use a pull consumer"),
+    ],
+)
+def test_a_consumer_that_could_lose_events(stream: Stream, config: dict[str, Any], problem: str) -> None:
+    """A consumer that does not deliver until an acknowledgement is refused at the start."""
+    stream.add_consumer(**{"ack_policy": AckPolicy.EXPLICIT, **config})
+    with pytest.raises(QueueError, match=problem):
+        Gate("memory://").worker(stream.source, print).run()
+
+
+def test_no_such_stream(server: NatsServer) -> None:
+    """A stream that does not exist is an error at the start."""
+    with pytest.raises(QueueError, match="the NATS stream none does not exist; create it first"):
+        Gate("memory://").worker(f"nats://127.0.0.1:{server.port}/none?consumer=crm", print).run()
+
+
+def test_no_server() -> None:
+    """A server that does not answer at the start is an error, within seconds."""
+    with pytest.raises(QueueError, match=r"cannot be used at 127\.0\.0\.1:1"):
+        Gate("memory://").worker("nats://127.0.0.1:1/events?consumer=crm", print).run()
+
+
+def test_a_short_ack_wait(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """A consumer whose ack_wait is shorter than the lease is used, with a warning."""
+    stream.add_consumer(ack_policy=AckPolicy.EXPLICIT, ack_wait=5)
+    gate = Gate("memory://")
+    with working(gate.worker(stream.source, Handler())):
+        until(lambda: "is shorter than the lease (30 s)" in caplog.text, "the warning")
+    gate.close()
+
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_copies_run_once(stream: Stream) -> None:
+    """Copies of an event run once, and every message is acknowledged."""
+    stream.send(*[call(number % 10) for number in range(30)])
+    handler, gate = Handler(), Gate("memory://")
+    worker = gate.worker(stream.source, handler)
+    with working(worker):
+        stream.until_empty()
+    assert sorted(handler.ran) == list(range(10))
+    figures = worker.figures
+    assert (figures.received, figures.processed, figures.duplicates, figures.failed) == (30, 10, 20, 0)
+    gate.close()
+
+
+def test_a_failing_event_becomes_a_dead_letter(stream: Stream) -> None:
+    """NATS does not count attempts: after max_attempts the event is a dead letter, and other events go on."""
+    stream.send(call(1, fails=9), call(2))
+    handler, gate = Handler(), Gate("memory://", max_attempts=2, backoff="10ms")
+    with working(gate.worker(stream.source, handler)):
+        stream.until_empty()
+    (letter,) = gate.store.dead_letters()
+    assert letter.record.attempts == 2
+    assert handler.ran.count(2) == 1
+    gate.close()
+
+
+def test_an_invalid_message_becomes_a_dead_letter(stream: Stream) -> None:
+    """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
+    stream.send(b"not json", b"")
+    gate = Gate("memory://")
+    with working(gate.worker(stream.source, Handler())):
+        stream.until_empty()
+    errors = sorted(letter.record.error or "" for letter in gate.store.dead_letters())
+    assert errors[0].startswith("the message has no body")
+    assert errors[1].startswith("the text is not JSON")
+    gate.close()
+
+
+def test_retry_later(stream: Stream) -> None:
+    """A handler can choose when the event is delivered again. Another event of the entity waits for it."""
+    attempts: list[tuple[str | None, float]] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append((event.id, time.monotonic()))
+        if len(attempts) == 1:
+            raise RetryLater("busy", after=1.0)
+
+    stream.send(call(1, "c-1"), call(2, "c-1"))
+    gate = Gate("memory://")
+    with working(gate.worker(stream.source, handler)):
+        stream.until_empty()
+    assert [each for each, _ in attempts] == ["evt-1", "evt-1", "evt-2"]
+    assert attempts[1][1] - attempts[0][1] >= 1
+    gate.close()
+
+
+def test_the_evidence_of_a_message(stream: Stream) -> None:
+    """The id of the publisher, the number of deliveries and the key of a publishing gate are evidence."""
+    found: list[Event] = []
+    stream.send({"id": "evt-1"}, Nats_Msg_Id="m-7", oncegate_key="0" * 32)
+    stream.send({"id": "evt-2"})
+    gate = Gate("memory://")
+    with working(gate.worker(stream.source, found.append)):
+        stream.until_empty()
+    first, second = sorted(found, key=lambda event: event.id or "")
+    assert (first.evidence.message_id, first.evidence.receive_count) == ("m-7", 1)
+    assert first.evidence.handed_key == "0" * 32
+    assert second.evidence.message_id == f"{stream.name}:2"
+    assert second.evidence.sent_at is not None
+    gate.close()
+
+
+def test_a_cloud_event(stream: Stream) -> None:
+    """A CloudEvent in binary mode has its attributes in the headers, in structured mode in the body."""
+    found: list[Event] = []
+    attributes = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/crm", "ce-type": "case.opened"}
+    stream.send({"case": 1}, **attributes, content_type="application/json")
+    stream.send({"specversion": "1.0", "id": "2", "source": "/crm", "type": "case.opened", "data": {"case": 2}})
+    gate = Gate("memory://")
+    with working(gate.worker(stream.source, found.append)):
+        stream.until_empty()
+    events = sorted(found, key=lambda event: event.id or "")
+    assert [(event.source, event.id, event.type) for event in events] == [
+        ("cloudevents", "1", "case.opened"),
+        ("cloudevents", "2", "case.opened"),
+    ]
+    gate.close()
+
+
+def test_a_long_handler_keeps_its_message(stream: Stream) -> None:
+    """A handler that takes longer than ack_wait runs once: the message is renewed while it runs."""
+    stream.send(call(1, takes=3))
+    handler, gate = Handler(), Gate("memory://")
+    worker = gate.worker(stream.source, handler, visibility="1s")
+    with working(worker):
+        stream.until_empty()
+    assert handler.ran == [1]
+    assert worker.figures.received == 1
+    gate.close()
+
+
+def test_stop_returns_messages(stream: Stream) -> None:
+    """A worker that stops returns what it has not run. Another worker gets it at once."""
+    stream.send(*[call(number, "c-1", takes=1) for number in range(3)])
+    gate, ran = Gate("memory://"), Handler()
+    with working(gate.worker(stream.source, ran)):
+        until(lambda: bool(ran.ran), "the first event")
+    began, rest = time.monotonic(), Handler()
+    with working(gate.worker(stream.source, rest)):
+        stream.until_empty()
+    assert time.monotonic() - began < 15
+    assert sorted(ran.ran + rest.ran) == [0, 1, 2]
+    gate.close()
+
+
+# ── faults ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_server_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that restarts is told once when it is away and once when it is back, and no message is lost."""
+    server = NatsServer(tmp_path)
+    try:
+        stream, handler, gate = server.stream(), Handler(), Gate("memory://")
+        with working(gate.worker(stream.source, handler)):
+            stream.send(call(1))
+            stream.until_empty()
+            server.kill()
+            until(lambda: "is lost; nothing is received until this ends" in caplog.text, "the beginning")
+            server.start()
+            server.wait()
+            until(lambda: "answers again, after" in caplog.text, "the end")
+            stream.send(call(2))
+            stream.until_empty()
+        gate.close()
+    finally:
+        server.stop()
+    assert handler.ran == [1, 2]
+    assert caplog.text.count("nothing is received") == caplog.text.count("answers again") == 1
+
+
+def test_a_deleted_consumer_ends_the_worker(stream: Stream) -> None:
+    """A worker whose consumer was deleted ends with an error, and does not wait for ever."""
+
+    async def delete(_event: Event) -> None:
+        await asyncio.to_thread(stream.call, lambda js: js.delete_consumer(stream.name, "crm"))
+
+    stream.send(call(1))
+    with pytest.raises(QueueError, match="was deleted"):
+        Gate("memory://").worker(stream.source, delete).run()
+
+
+PROGRAM = """
+import os, signal, sqlite3, sys
+from oncegate import Gate
+
+kill_at, ran = int(sys.argv[2]), 0
+
+def handle(event):
+    global ran
+    with sqlite3.connect("effects.db") as effects:
+        effects.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, id TEXT)")
+        effects.execute("INSERT OR IGNORE INTO effects VALUES (?, ?)", (str(event.key), event.id))
+    ran += 1
+    if ran == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Gate("sqlite:///claims.db", lease="2s", threads=1).worker(sys.argv[1], handle, visibility="2s").run()
+"""
+
+
+def test_killed_workers(stream: Stream, tmp_path: Path) -> None:
+    """Three workers are killed after an effect and before its completion. No event is lost, and each takes effect
+    once, because the effect is idempotent on the key."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    stream.send(*[{"id": f"evt-{number % 40}", "type": "call.ended"} for number in range(80)])
+    command = [sys.executable, "program.py", stream.source]
+    for kill_at in (1, 7, 12):
+        done = subprocess.run([*command, str(kill_at)], cwd=tmp_path, capture_output=True, timeout=60)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert stream.left() > 40
+    with subprocess.Popen([*command, "0"], cwd=tmp_path, stderr=subprocess.PIPE) as last:
+        try:
+            stream.until_empty()
+        finally:
+            last.terminate()
+            last.communicate(timeout=40)
+    with closing(sqlite3.connect(tmp_path / "effects.db")) as db:
+        effects = sorted(each for (each,) in db.execute("SELECT id FROM effects"))
+    assert effects == sorted(f"evt-{number}" for number in range(40))
+
+
+def test_the_command(stream: Stream, tmp_path: Path) -> None:
+    """`oncegate work nats://…` runs the messages, logs each outcome, and drains on SIGTERM."""
+    (tmp_path / "app.py").write_text("def handle(event): pass\n")
+    stream.send({"id": "evt-1"}, {"id": "evt-1"})
+    command = [sys.executable, "-m", "oncegate", "work", stream.source, "--handler", "app:handle"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        stream.until_empty()
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert sorted(json.loads(line)["status"] for line in out.splitlines()) == ["duplicate", "processed"]
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "nats.md").read_text()
+
+
+def test_the_guide(stream: Stream, tmp_path: Path) -> None:
+    """The command and the handler of the guide run the messages of a stream."""
+    (handler,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (command,) = re.findall(r"^    (oncegate work .*)$", GUIDE, re.MULTILINE)
+    (tmp_path / "app.py").write_text(handler)
+    stream.send({"id": "evt-1"})
+    assert "'nats://127.0.0.1:4222/events?consumer=crm'" in command
+    words = shlex.split(command.replace("nats://127.0.0.1:4222/events?consumer=crm", stream.source))
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        stream.until_empty()
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=40)
+    assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err
