@@ -773,6 +773,39 @@ class TestJournal:
             assert first_line(told).startswith("Not run: evt-1 has the key of another event")
             assert (fact(told, "state"), fact(told, "key")) == ("dead letter", str(outcome.kept))
 
+    def test_a_dropped_dead_letter(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """The key and the delivery id of a dropped conflict lead to the drop, and not to the record of the original,
+        which has run."""
+        recorded.run({"id": "evt-1", "a": 1})
+        kept = str(recorded.run(sqs_message("message-2", {"id": "evt-1", "a": 2})).kept)
+        assert oncegate("dlq", "drop", kept, "--yes")[0] == exit_codes.OK
+        recorded.run({"id": "evt-1", "a": 1})
+        for id_ in (kept, "message-2"):
+            told = oncegate("explain", id_)
+            start, _, end = first_line(told).partition(" (command) dropped the dead letter ")
+            assert start.startswith(
+                f"The store has no record of the dead letter {kept} of evt-1 any more: the operator "
+            )
+            assert ". The last decision, " in end
+            assert ": Conflict: same key as evt-1 (processed " in end
+            assert "  operator (drop)  " in told[1]
+        assert first_line(oncegate("explain", "evt-1")).startswith("Run: evt-1 was processed ")
+
+    def test_a_dropped_dead_letter_without_a_key(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """An event without a key was refused, and its dead letter was dropped: the answer names the drop."""
+        recorded.run({"id": "evt-1"})
+        label, kept = ("calls", "default", "plain", "call", "invalid", ""), b"k" * 16
+        fields = Fields(event_id="evt-2", kept=kept, at=wall() - 5_000_000, reason="Refused: no key.")
+        with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db")) as journal:
+            journal.append(NewRows([NewRow(label, fields)], {}, {}))
+        with closing(examine(environ={})[0].operator_log("ada")) as log:
+            log.add("drop", "Dropped.", ChangedEvent("default", kept, EventSummary("plain", delivery_id="evt-2")))
+        for id_ in (kept.hex(), "evt-2"):
+            assert first_line(oncegate("explain", id_)).startswith(
+                f"The store has no record of the dead letter {kept.hex()} of evt-2 any more: the operator ada"
+                " dropped the dead letter "
+            )
+
     def test_a_conversation(self, oncegate: Run, recorded: RecordedGate) -> None:
         """Several events: one sentence about the latest, whether they are copies, and the rows of all of them."""
         recorded.run(change("evt-1", "connected", "10:00:05"))

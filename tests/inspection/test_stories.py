@@ -343,6 +343,23 @@ def test_a_conflict(desk: Callable[..., Desk], payloads: bool) -> None:
     assert own.lines == story.lines
 
 
+def test_a_dead_letter_that_is_gone(desk: Callable[..., Desk]) -> None:
+    """If the dead letter of a conflict has expired, its story does not tell the run of the original."""
+    calls = desk()
+    calls.gate.run(CALL, succeed)
+    kept = calls.gate.run(CALL | {"more": 1}, succeed).kept
+    assert kept is not None
+    calls.gate.store.reset([Reset("default", kept.digest)])
+    calls.gate.run(CALL, succeed)
+    assert calls.recorder.flush(10)
+    story = calls.stories.of_key("default", kept.digest)
+    assert story is not None
+    start = f"The store has no record of the dead letter {kept} of evt-1 any more: the record has expired, or an "
+    assert story.sentence.startswith(start)
+    assert story.sentence.endswith(f" but different content. Stored as dead letter {kept}.")
+    assert (story.explanation, len(story.lines)) == (None, 3)
+
+
 def test_the_parts_of_a_key(desk: Callable[..., Desk]) -> None:
     """The parts are known with a payload; without one, the story says why not."""
     calls = desk(payloads=True)

@@ -215,7 +215,8 @@ class _IdExplanation:
         if self._journal is None or not self._matches.events:
             return None
         latest = self._matches.events[0]
-        decided_by = latest.key if latest.key.hex() == self._id else None
+        key = self._key_of(latest)
+        decided_by = key if key != latest.key or key.hex() == self._id else None
         return Stories(self._explainer, self._journal).of_row(latest.latest, decided_by)
 
     @property

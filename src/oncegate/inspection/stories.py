@@ -61,7 +61,7 @@ _OTHER_KEY: Final = (
 )
 _NO_RECORD: Final = "The store has no record of {name} any more: {why}. The last decision, {ago} ago: {reason}"
 _EXPIRED: Final = "the record has expired, or an operator reset or dropped it"
-_DELETIONS: Final = {"reset": "reset its key", "drop": "dropped its dead letter"}
+_DELETIONS: Final = {"reset": "reset its key", "drop": "dropped the dead letter"}
 
 
 class StoryLine(Struct, frozen=True):
@@ -196,8 +196,9 @@ class Stories:
         return self._story(focus, rows, key) if focus.key == key else self.of_row(focus, key)
 
     def of_row(self, focus: Row, decided_by: bytes | None = None) -> Story:
-        """Returns the story of the event that this row is about. `decided_by` is the key of the record that decides;
-        by default, it is the key of the dead letter of this row, if the row has one."""
+        """Returns the story of the event that this row is about. `decided_by` is the key of the record that decides,
+        even if the store does not have this record any more. By default, it is the key of the dead letter of this row,
+        or else the key of the row."""
         if focus.key_text is None:
             return Story(
                 self._sentence_without_key(focus), focus.namespace, (StoryLine(focus, None, True, False),), focus
@@ -210,10 +211,14 @@ class Stories:
     def _story(self, focus: Row, found: Page, decided_by: bytes | None) -> Story:
         """Returns the story of a row with a key. `found` are the rows of this key."""
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
-        lines = tuple(_lines(rows, focus.key))
         entry = self._record(focus.namespace, focus.key)
-        decisive = self._record(focus.namespace, decided_by or focus.kept) or entry
+        key, decisive = self._decisive(focus, decided_by, entry)
         explanation = None if decisive is None else self._explainers.record(decisive)
+        about = rows
+        if key != focus.key:
+            about = in_order(self._rows(focus.namespace, key))
+            rows = in_order([*rows, *(row for row in about if row.status == OPERATOR and row.key == key)])
+        lines = tuple(_lines(rows, focus.key))
         original = next((line.row for line in lines if line.is_arrival and _is_first(line.row, focus.key)), None)
         replay = next((row for row in rows if row.status == OPERATOR and row.kept == focus.key), None)
         is_complete = found.next is None and _is_complete(lines, original or replay, entry, self._clock())
@@ -223,7 +228,7 @@ class Stories:
         delivered = focus if is_delivery else original or focus
         candidates = self._candidates(delivered, rows)
         return Story(
-            f"{self._sentence(focus, rows, explanation)}{_several_runs(focus, rows)}",
+            f"{self._sentence(focus, key, about, explanation)}{_several_runs(key, about)}",
             focus.namespace,
             lines,
             focus,
@@ -241,11 +246,19 @@ class Stories:
 
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def _decisive(self, focus: Row, decided_by: bytes | None, entry: Entry | None) -> tuple[bytes, Entry | None]:
+        """Returns the key that the sentence is about, and its record. `entry` is the record of the key of `focus`."""
+        if decided_by not in (None, focus.key):
+            return decided_by, self._record(focus.namespace, decided_by)
+        kept = None if decided_by else self._record(focus.namespace, focus.kept)
+        return (focus.key, entry) if kept is None else (kept.key, kept)
+
     def _record(self, namespace: str, key: bytes) -> Entry | None:
         found = self._explainers.store.browse(namespace, key=key) if key else []
         return found[0] if found else None
 
-    def _sentence(self, focus: Row, rows: Sequence[Row], explanation: Explanation | None) -> str:
+    def _sentence(self, focus: Row, key: bytes, rows: Sequence[Row], explanation: Explanation | None) -> str:
+        """Returns the decision about a key. `rows` are the rows of this key, oldest first."""
         if explanation is not None:
             return explanation.sentence
         last = next((row for row in reversed(rows) if row.status != OPERATOR), focus)
@@ -255,12 +268,14 @@ class Stories:
             done = _DELETIONS[deletion.kind or ""]
             why = f"the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
         ago = spoken(self._clock() - last.at)
-        return _NO_RECORD.format(name=name_of(focus), why=why, ago=ago, reason=last.reason)
+        name = name_of(focus) if key == focus.key else f"the dead letter {key.hex()} of {name_of(focus)}"
+        return _NO_RECORD.format(name=name, why=why, ago=ago, reason=last.reason)
 
     def _sentence_without_key(self, row: Row) -> str:
-        kept = self._record(row.namespace, row.kept)
-        if kept is not None:
-            return self._explainers.record(kept).sentence
+        if row.kept:
+            kept = self._record(row.namespace, row.kept)
+            explanation = None if kept is None else self._explainers.record(kept)
+            return self._sentence(row, row.kept, in_order(self._rows(row.namespace, row.kept)), explanation)
         return f"{row.reason.removesuffix('.')}, {spoken(self._clock() - row.at)} ago."
 
     # ── payloads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -363,9 +378,9 @@ def _recency(row: Row) -> tuple[bool, int, int]:
     return row.status != OPERATOR, row.at, row.id
 
 
-def _several_runs(focus: Row, rows: Iterable[Row]) -> str:
+def _several_runs(key: bytes, rows: Iterable[Row]) -> str:
     """Returns a sentence if the event was run to its end more than once: the record describes only the last run."""
-    runs = sum(row.count for row in rows if row.status == "processed" and row.key == focus.key)
+    runs = sum(row.count for row in rows if row.status == "processed" and row.key == key)
     return f" The journal has {runs:,} completed runs of this key." if runs > 1 else ""
 
 
@@ -387,7 +402,7 @@ def _lines(rows: Sequence[Row], key: bytes) -> Iterator[StoryLine]:
     is_stored = any(row.status == "accepted" or row.kept == key != row.key for row in rows)
     before: int | None = None
     for row in rows:
-        is_stored = is_stored or (row.status == OPERATOR and row.kind == "redrive")
+        is_stored = is_stored or (row.status == OPERATOR and row.kind == "redrive" and row.key == key)
         is_attempt = row.attempt > 0 and row.status != "accepted"
         is_arrival = row.status != OPERATOR and not (is_attempt and is_stored)
         yield StoryLine(row, None if before is None else row.start - before, is_arrival, is_attempt)
