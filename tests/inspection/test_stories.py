@@ -11,6 +11,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import Redrive, Reset
 from oncegate.clocks import wall
+from oncegate.errors import StoreUnavailable
 from oncegate.inspection.explanations import Explainers
 from oncegate.inspection.stories import Stories, Story, conversation, find_events
 from oncegate.journal import Journal, Recorder, RowFilter, open_journal, open_recorder
@@ -298,6 +299,37 @@ def test_without_a_record(desk: Callable[..., Desk]) -> None:
     assert story.sentence.startswith("The store has no record of evt-1 any more: the record has expired, or an ")
     assert story.sentence.endswith(" ago: Processed at the first attempt.")
     assert (story.explanation, story.deliveries_text) == (None, "1 delivery")
+
+
+@pytest.mark.parametrize("status", ["failed", "unguarded"])
+def test_an_event_that_the_store_did_not_record(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """If the store never had a record, the sentence does not say that there was one."""
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the file is locked")
+
+    unguarded = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]} if status == "unguarded" else {}
+    calls = desk(**unguarded)
+    monkeypatch.setattr(calls.gate.store, "claim", refuse)
+    assert calls.gate.run(CALL, succeed).status == status
+    sentence = calls.story("evt-1").sentence
+    assert sentence.startswith("The store has no record of evt-1. The last decision, ")
+    assert "the file is locked" in sentence
+    monkeypatch.undo()
+    calls.gate.run(CALL, fail)
+    calls.gate.store.reset([Reset("default", calls.story("evt-1").focus.key)])
+    assert calls.story("evt-1").sentence.startswith("The store has no record of evt-1 any more: the record has expired")
+
+
+def test_a_skipped_event_has_no_record(desk: Callable[..., Desk]) -> None:
+    calls = desk(key='state_change("500ms")', on_stale="skip")
+    calls.gate.run(change("evt-1", "connected", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "03"), succeed)
+    sentence = calls.story("evt-2").sentence
+    assert sentence.startswith("The store has no record of evt-2. The last decision, ")
+    assert " ago: Skipped: " in sentence
 
 
 def test_events_without_a_key(desk: Callable[..., Desk]) -> None:

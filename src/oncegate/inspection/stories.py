@@ -59,7 +59,9 @@ _NO_DETAILS: Final = (
 _OTHER_KEY: Final = (
     "the settings make another key from the payload: the key strategy has changed, or the event was a replay"
 )
-_NO_RECORD: Final = "The store has no record of {name} any more: {why}. The last decision, {ago} ago: {reason}"
+_NO_RECORD: Final = "The store has no record of {name}{why}. The last decision, {ago} ago: {reason}"
+# The decisions that prove that there was a record. Other decisions prove it only with an attempt or an original.
+_RECORDED: Final = frozenset({"accepted", "processed", "conflict", "buried"})
 _EXPIRED: Final = "the record has expired, or an operator reset or dropped it"
 _DELETIONS: Final = {"reset": "reset its key", "drop": "dropped the dead letter"}
 
@@ -263,10 +265,12 @@ class Stories:
             return explanation.sentence
         last = next((row for row in reversed(rows) if row.status != OPERATOR), focus)
         deletion = next((row for row in reversed(rows) if row.status == OPERATOR and row.kind in _DELETIONS), None)
-        why = _EXPIRED
-        if deletion is not None and deletion.at >= last.at:  # after a later decision, there was a record again
+        why = ""
+        if deletion is not None and deletion.at >= last.at:
             done = _DELETIONS[deletion.kind or ""]
-            why = f"the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
+            why = f" any more: the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
+        elif deletion is not None or any(_had_record(row, key) for row in rows):
+            why = f" any more: {_EXPIRED}"
         ago = spoken(self._clock() - last.at)
         name = name_of(focus) if key == focus.key else f"the dead letter {key.hex()} of {name_of(focus)}"
         return _NO_RECORD.format(name=name, why=why, ago=ago, reason=last.reason)
@@ -382,6 +386,14 @@ def _several_runs(key: bytes, rows: Iterable[Row]) -> str:
     """Returns a sentence if the event was run to its end more than once: the record describes only the last run."""
     runs = sum(row.count for row in rows if row.status == "processed" and row.key == key)
     return f" The journal has {runs:,} completed runs of this key." if runs > 1 else ""
+
+
+def _had_record(row: Row, key: bytes) -> bool:
+    """Whether a row proves that the store had a record of this key. If the store did not answer, or if the event was
+    skipped, there was none."""
+    if row.key != key:
+        return row.kept == key
+    return row.attempt > 0 or row.original_at is not None or row.status in _RECORDED
 
 
 def _digest(row: Row, strategy: str) -> bytes:
