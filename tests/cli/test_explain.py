@@ -773,6 +773,26 @@ class TestJournal:
             assert first_line(told).startswith("Not run: evt-1 has the key of another event")
             assert (fact(told, "state"), fact(told, "key")) == ("dead letter", str(outcome.kept))
 
+    def test_a_failure_after_the_mark_is_not_hidden(self, oncegate: Run, recorded: RecordedGate, gate: Gate) -> None:
+        """In mark_first mode, one event that failed has two records. A redelivery does not hide the failure."""
+        marking = Gate(gate.store, mode="mark_first", observers=[recorded.recorder.of("calls")], remember=None)
+        outcome = marking.run({"id": "evt-1"}, fail)
+        for _ in range(2):
+            assert recorded.recorder.flush(10)
+            for id_ in ("evt-1", str(outcome.key), str(outcome.kept)):
+                line = first_line(oncegate("explain", id_))
+                assert line.startswith("Run and failed after it was marked as done: evt-1 is a dead letter: Val"), id_
+                assert line.endswith("It runs again only if it is redriven (oncegate dlq redrive).")
+            assert "not show copies" not in oncegate("explain", "evt-1")[1]
+            assert marking.run({"id": "evt-1"}, fail).status == "duplicate"
+        oncegate("dlq", "redrive", str(outcome.kept))
+        marking.run_waiting(lambda event: None)
+        assert recorded.recorder.flush(10)
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert "latest of" not in first_line(told)
+        assert "  operator (redrive)  " in told[1]
+
     def test_a_dropped_dead_letter(self, oncegate: Run, recorded: RecordedGate) -> None:
         """The key and the delivery id of a dropped conflict lead to the drop, and not to the record of the original,
         which has run."""

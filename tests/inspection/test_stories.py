@@ -375,6 +375,17 @@ def test_a_conflict(desk: Callable[..., Desk], payloads: bool) -> None:
     assert own.lines == story.lines
 
 
+def test_a_run_after_a_failure(desk: Callable[..., Desk]) -> None:
+    """The dead letter of an event that failed after its mark does not decide after a later run of the same key."""
+    calls = desk(mode="mark_first")
+    outcome = calls.gate.run(CALL, fail)
+    assert outcome.key is not None
+    assert calls.story("evt-1").sentence.startswith("Run and failed after it was marked as done: evt-1 ")
+    calls.gate.store.reset([Reset("default", outcome.key.digest)])
+    calls.gate.run(CALL, succeed)
+    assert calls.story("evt-1").sentence.startswith("Marked as done: evt-1 ")
+
+
 def test_a_dead_letter_that_is_gone(desk: Callable[..., Desk]) -> None:
     """If the dead letter of a conflict has expired, its story does not tell the run of the original."""
     calls = desk()

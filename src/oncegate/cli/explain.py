@@ -160,6 +160,7 @@ class _IdExplanation:
         stages = {(stage.namespace, stage.key) for each in explained for stage in each.handed_on}
         self._explained = [each for each in explained if each.entry is None or _address(each.entry) not in stages]
         self._entries = [each.entry for each in self._explained if each.entry is not None]
+        self._sightings = RecordSightings(explainer.store, explainer.reader).of(self._entries)
         published = [match for match in deliveries if (match.namespace, match.key) not in stages]
         self._matches = EventMatches(published, found.next)
 
@@ -195,8 +196,7 @@ class _IdExplanation:
         if not self._explained and not self._matches.events:
             self._report_unknown(output)
             raise click.exceptions.Exit(exit_codes.NOT_FOUND)
-        sightings = RecordSightings(self._explainer.store, self._explainer.reader).of(self._entries)
-        groups = groups_of_records(sightings)
+        groups = groups_of_records(self._sightings)
         copies = conclusion(groups, _NO_COPIES_IN_RECORDS.format(count=times(len(self._entries), "record")))
         if self._found.full:
             full = len(self._found.entries)
@@ -221,9 +221,12 @@ class _IdExplanation:
 
     @property
     def _count(self) -> int:
-        """The number of events: those of the records, and those that only the journal knows."""
-        events = {(entry.namespace, entry.key) for entry in self._entries}
-        return len(events | {(each.namespace, self._key_of(each) or each.latest.id) for each in self._matches.events})
+        """The number of events: those of the records, and those that only the journal knows. An event that failed after
+        it was marked as done has two records."""
+        events = {_address(self._entries[each.number - 1]) for each in self._sightings}
+        second_records = {_address(entry) for entry in self._entries} - events
+        known = {(each.namespace, self._key_of(each) or each.latest.id) for each in self._matches.events}
+        return len(events | (known - second_records))
 
     def _headline(self, story: Story | None) -> str:
         """The decision. With several events: how many there are, and what happened to the latest of them."""
@@ -294,7 +297,7 @@ class _IdExplanation:
         print_text(headline)
         if story.is_copy:
             print_text(delivery_sentence(story.focus, self._id))
-        if len(self._explained) > 1 or (self._count > 1 and groups):
+        if len(self._sightings) > 1 or (self._count > 1 and groups):
             print_text(copies)
         if len(self._explained) > 1:
             _show_table(self._explained)

@@ -214,7 +214,7 @@ class Stories:
         """Returns the story of a row with a key. `found` are the rows of this key."""
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
         entry = self._record(focus.namespace, focus.key)
-        key, decisive = self._decisive(focus, decided_by, entry)
+        key, decisive = self._decisive(focus, rows, decided_by, entry)
         explanation = None if decisive is None else self._explainers.record(decisive)
         about = rows
         if key != focus.key:
@@ -248,12 +248,18 @@ class Stories:
 
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _decisive(self, focus: Row, decided_by: bytes | None, entry: Entry | None) -> tuple[bytes, Entry | None]:
-        """Returns the key that the sentence is about, and its record. `entry` is the record of the key of `focus`."""
-        if decided_by not in (None, focus.key):
+    def _decisive(
+        self, focus: Row, rows: Sequence[Row], decided_by: bytes | None, entry: Entry | None
+    ) -> tuple[bytes, Entry | None]:
+        """Returns the key that the sentence is about, and its record. `entry` is the record of the key of `focus`. If
+        the event failed after it was marked as done, its dead letter decides."""
+        if decided_by is not None and decided_by != focus.key:
             return decided_by, self._record(focus.namespace, decided_by)
-        kept = None if decided_by else self._record(focus.namespace, focus.kept)
-        return (focus.key, entry) if kept is None else (kept.key, kept)
+        of_focus = [] if decided_by else [focus.kept]
+        for key in dict.fromkeys([*of_focus, *_failed_after_mark(rows, focus.key)]):
+            if (kept := self._record(focus.namespace, key)) is not None:
+                return key, kept
+        return focus.key, entry
 
     def _record(self, namespace: str, key: bytes) -> Entry | None:
         found = self._explainers.store.browse(namespace, key=key) if key else []
@@ -386,6 +392,16 @@ def _several_runs(key: bytes, rows: Iterable[Row]) -> str:
     """Returns a sentence if the event was run to its end more than once: the record describes only the last run."""
     runs = sum(row.count for row in rows if row.status == "processed" and row.key == key)
     return f" The journal has {runs:,} completed runs of this key." if runs > 1 else ""
+
+
+def _failed_after_mark(rows: Sequence[Row], key: bytes) -> Iterator[bytes]:
+    """Yields the keys of the dead letters of an event that failed after it was marked as done, newest first. A failure
+    before a completed run of the same key does not count."""
+    for row in reversed(rows):
+        if row.key == key and row.status == "processed":
+            return
+        if row.key == key and row.status == "buried" and row.original_at is None and row.kept:
+            yield row.kept
 
 
 def _had_record(row: Row, key: bytes) -> bool:
