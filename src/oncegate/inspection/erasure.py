@@ -12,13 +12,13 @@ from oncegate.clocks import wall
 from oncegate.durations import microseconds, times
 from oncegate.gate.job import shortened
 from oncegate.inspection.operators import settings_of_namespace
-from oncegate.journal import MOST_EVENT_ROWS, OPERATOR, Journal, OperatorLog, RowErasure, RowFilter
+from oncegate.journal import MOST_EVENT_ROWS, Journal, OperatorLog, RowErasure, RowFilter
+from oncegate.journal.base import OPERATOR_ROWS, every_row
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, KeepsDeletedData, Store, scan
 
 MOST_RECORDS: Final = 100_000  # records that one erasure changes; this bounds the memory of a plan
 _PAGE: Final = 100
-_JOURNAL_PAGE: Final = 1_000  # rows
 _SHORTEST_NAME: Final = 6  # characters; a shorter text is found in sentences that do not mean it
 
 ShowProgress: TypeAlias = Callable[[str, int], object]
@@ -146,15 +146,11 @@ def _journal_keys(
 ) -> set[tuple[str, bytes]]:
     """Returns the namespaces and keys of the events and dead letters that the journal knows for this entity."""
     found: set[tuple[str, bytes]] = set()
-    where = RowFilter(entity=entity, namespace=namespace, operators=True)
-    before: int | None = None
-    while len(found) < MOST_RECORDS:
-        page = journal.rows(where, before=before, limit=_JOURNAL_PAGE)
-        found.update((row.namespace, key) for row in page for key in (row.key, row.kept) if key)
+    for row in every_row(journal, RowFilter(entity=entity, namespace=namespace, operators=True)):
+        found.update((row.namespace, key) for key in (row.key, row.kept) if key)
         progress("keys of the journal", len(found))
-        if page.next is None:
+        if len(found) >= MOST_RECORDS:
             break
-        before = page.next
     return found
 
 
@@ -163,13 +159,8 @@ def _naming_actions(journal: Journal, names: set[str]) -> set[int]:
     long_enough = sorted(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
     if not long_enough:
         return set()
-    named, found = re.compile(rf"(?<![\w-])({'|'.join(long_enough)})(?![\w-])"), set[int]()
-    page = journal.rows(RowFilter(status=OPERATOR), limit=_JOURNAL_PAGE)
-    while True:
-        found.update(row.id for row in page if named.search(row.reason))
-        if page.next is None:
-            return found
-        page = journal.rows(RowFilter(status=OPERATOR), before=page.next, limit=_JOURNAL_PAGE)
+    named = re.compile(rf"(?<![\w-])({'|'.join(long_enough)})(?![\w-])")
+    return {row.id for row in every_row(journal, OPERATOR_ROWS) if named.search(row.reason)}
 
 
 # ── erase ─────────────────────────────────────────────────────────────────────────────────────────────────
