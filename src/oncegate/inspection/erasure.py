@@ -1,5 +1,6 @@
 """Erase one entity, such as a conversation or a person, from the records of a store and from the journal."""
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -116,20 +117,22 @@ def plan_erasure(
 ) -> ErasurePlan:
     """Find the records and rows of an entity. This scans all records: no store has an index by entity. `progress` is
     called with the kind and the number of what was read. A record that does not name the entity is found by its key, if
-    the journal knows the key."""
-    plan = ErasurePlan(entity, namespace)
+    the journal knows the key. A dead letter without an entity, such as one that could not be read, and a row of such an
+    event are found by the text of their payload."""
+    plan, mention = ErasurePlan(entity, namespace), _mention(entity)
     name, known = shortened(entity), set() if journal is None else _journal_keys(journal, entity, namespace, progress)
     keys, delivery_ids = {key for _, key in known}, set[str | None]()
     for count, entry in enumerate(scan(store, namespace), 1):
         progress("records", count)
         about = entry.record.about
-        is_known = about.entity is None and (entry.namespace, entry.key) in known
-        if about.entity == name or (is_known and not _identifies_nobody(entry.record)):
+        is_known = (entry.namespace, entry.key) in known and not _identifies_nobody(entry.record)
+        if about.entity == name or (about.entity is None and (is_known or _is_mentioned(mention, entry.record))):
             plan.add(entry)
             keys.add(entry.key)
             delivery_ids.add(about.delivery_id)
     if journal is not None:
         ids = _naming_actions(journal, {entity, *(each for each in delivery_ids if each is not None)})
+        ids |= _mentioning_rows(journal, mention, namespace)
         plan.erased_rows = RowErasure(entity, keys, namespace=namespace, ids=ids)
         plan.rows = journal.erase(plan.erased_rows, dry_run=True)
     return plan
@@ -139,6 +142,29 @@ def _identifies_nobody(record: Record) -> bool:
     about = record.about
     is_stripped = about.entity is None and about.delivery_id is None and record.result is None
     return is_stripped and record.payload is None and (record.error is None or record.is_erased)
+
+
+def _mention(entity: str) -> re.Pattern[bytes]:
+    """Returns a pattern that finds the id of the entity in the bytes of a payload. JSON may write other letters than
+    those of ASCII as escapes. A short id is found only in quotes: a short text is often part of other data."""
+    forms = {entity.encode(errors="surrogatepass"), json.dumps(entity)[1:-1].encode()}
+    text = b"|".join(re.escape(form) for form in sorted(forms))
+    if len(entity) < _SHORTEST_NAME:
+        return re.compile(rb'"(?:' + text + rb')\\*"')
+    return re.compile(rb"(?<![\w-])(?:" + text + rb")(?![\w-])")
+
+
+def _is_mentioned(mention: re.Pattern[bytes], record: Record) -> bool:
+    return record.state == DEAD and record.payload is not None and mention.search(record.payload) is not None
+
+
+def _mentioning_rows(journal: Journal, mention: re.Pattern[bytes], namespace: str | None) -> set[int]:
+    """Returns the ids of the rows of events that could not be read, if their payload has the id of the entity."""
+    return {
+        row.id
+        for row in every_row(journal, RowFilter(namespace=namespace, status="invalid"))
+        if row.entity is None and mention.search(journal.payload(row.id) or b"")
+    }
 
 
 def _journal_keys(
