@@ -773,6 +773,36 @@ class TestJournal:
             assert first_line(told).startswith("Not run: evt-1 has the key of another event")
             assert (fact(told, "state"), fact(told, "key")) == ("dead letter", str(outcome.kept))
 
+    @pytest.mark.parametrize("name", ["id", "conversationId"])
+    def test_a_key_that_another_event_has_as_its_id(self, oncegate: Run, recorded: RecordedGate, name: str) -> None:
+        """A key leads to its own event, or its own dead letter, although a later event has the key as its id."""
+        key = str(recorded.run({"id": "evt-1", "a": 1}).key)
+        kept = str(recorded.run({"id": "evt-1", "a": 2}).kept)
+        for id_, start in ((key, "Run: evt-1 was "), (kept, "Not run: evt-1 has the key of another event")):
+            recorded.run({"id": f"evt-{id_}", name: id_}, fail)
+            told = oncegate("explain", id_)
+            assert first_line(told).startswith(start)
+            assert first_line(told).endswith(f" 1 other event has the id {id_}.")
+            assert "\nThe event of the first line: 2 deliveries of evt-1.\n" in told[1]
+            found = json.loads(oncegate("explain", id_, "--output", "json")[1])
+            assert (found["sentence"].startswith(start), len(found["records"])) == (True, 2)
+            assert first_line(oncegate("explain", id_.upper())).startswith(start)
+        assert oncegate("dlq", "drop", kept, "--yes")[0] == exit_codes.OK
+        assert first_line(oncegate("explain", kept)).startswith(
+            f"The store has no record of the dead letter {kept} of "
+        )
+
+    def test_a_key_without_rows_that_another_event_has_as_its_id(
+        self, oncegate: Run, gate: Gate, recorded: RecordedGate
+    ) -> None:
+        """The record of a key decides, also if the journal has only rows of another event with this id."""
+        key = str(gate.run({"id": "evt-1"}, lambda event: None).key)
+        recorded.run({"id": key}, fail)
+        told = oncegate("explain", key)
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert first_line(told).endswith(f" 1 other event has the id {key}.")
+        assert "The journal has no rows of it" in told[1]
+
     def test_a_failure_after_the_mark_is_not_hidden(self, oncegate: Run, recorded: RecordedGate, gate: Gate) -> None:
         """In mark_first mode, one event that failed has two records. A redelivery does not hide the failure."""
         marking = Gate(gate.store, mode="mark_first", observers=[recorded.recorder.of("calls")], remember=None)
@@ -836,7 +866,7 @@ class TestJournal:
         assert told[1].splitlines()[1].startswith("Possible double emission: 2 records of type call")
         assert "\nJournal: 2 rows of several events.\n" in told[1]
         assert "  processed, possible echo  evt-2  " in told[1]
-        assert "\nThe latest event: 1 delivery of evt-2.\n" in told[1]
+        assert "\nThe event of the first line: 1 delivery of evt-2.\n" in told[1]
         assert "does not record duplicates" not in told[1]
 
     def test_json(self, oncegate: Run, recorded: RecordedGate) -> None:
