@@ -201,11 +201,11 @@ class _IdExplanation:
 
     def _key_of(self, match: EventMatch) -> bytes:
         """The key of the record of a match. If the id is that of a dead letter, or of the delivery that became a dead
-        letter, it is the key of the dead letter."""
+        letter, or if the event has no key, it is the key of the dead letter."""
         if self._key is not None and self._key in match.kept:
             return self._key
         row = match.latest
-        return row.kept if row.kept and self._id == row.delivery_id else match.key
+        return row.kept if row.kept and (not match.key or self._id == row.delivery_id) else match.key
 
     def show(self, output: str) -> None:
         if not self._explained and not self._matches.events:
