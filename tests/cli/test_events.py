@@ -357,6 +357,18 @@ class TestExport:
         out = oncegate("events", "export", "-")[1]
         assert out.splitlines() == ['{"x":1}', '{"x":2}', '{"x":3}', '{"x":1}']
 
+    def test_filters_that_hide_the_payload(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """A copy has the payload of the first delivery, also if a filter leaves out the row of that delivery."""
+        for _ in range(3):
+            recorded.gate.run_batch([json.dumps(CALL).encode()], lambda _event: None)
+            time.sleep(0.002)  # times are shown in milliseconds
+        assert recorded.recorder.flush(10)
+        rows = rows_of(oncegate("events", "list", "--output", "json"))
+        for filters in (("--status", "duplicate"), ("--kind", "redelivery"), ("--since", rows[1]["at"])):
+            code, out, err = oncegate("events", "export", "-", *filters)
+            assert (code, err) == (exit_codes.OK, "Wrote 2 deliveries.\n"), filters
+            assert [json.loads(line) for line in out.splitlines()] == [CALL, CALL]
+
     def test_deliveries_of_an_inbox(self, oncegate: Run, recorded: RecordedGate) -> None:
         """The attempts of a stored event are no deliveries."""
         recorded.gate.admit([CALL])

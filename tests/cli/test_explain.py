@@ -773,6 +773,89 @@ class TestJournal:
             assert first_line(told).startswith("Not run: evt-1 has the key of another event")
             assert (fact(told, "state"), fact(told, "key")) == ("dead letter", str(outcome.kept))
 
+    @pytest.mark.parametrize("name", ["id", "conversationId"])
+    def test_a_key_that_another_event_has_as_its_id(self, oncegate: Run, recorded: RecordedGate, name: str) -> None:
+        """A key leads to its own event, or its own dead letter, although a later event has the key as its id."""
+        key = str(recorded.run({"id": "evt-1", "a": 1}).key)
+        kept = str(recorded.run({"id": "evt-1", "a": 2}).kept)
+        for id_, start in ((key, "Run: evt-1 was "), (kept, "Not run: evt-1 has the key of another event")):
+            recorded.run({"id": f"evt-{id_}", name: id_}, fail)
+            told = oncegate("explain", id_)
+            assert first_line(told).startswith(start)
+            assert first_line(told).endswith(f" 1 other event has the id {id_}.")
+            assert "\nThe event of the first line: 2 deliveries of evt-1.\n" in told[1]
+            found = json.loads(oncegate("explain", id_, "--output", "json")[1])
+            assert (found["sentence"].startswith(start), len(found["records"])) == (True, 2)
+            assert first_line(oncegate("explain", id_.upper())).startswith(start)
+        assert oncegate("dlq", "drop", kept, "--yes")[0] == exit_codes.OK
+        assert first_line(oncegate("explain", kept)).startswith(
+            f"The store has no record of the dead letter {kept} of "
+        )
+
+    def test_a_key_without_rows_that_another_event_has_as_its_id(
+        self, oncegate: Run, gate: Gate, recorded: RecordedGate
+    ) -> None:
+        """The record of a key decides, also if the journal has only rows of another event with this id."""
+        key = str(gate.run({"id": "evt-1"}, lambda event: None).key)
+        recorded.run({"id": key}, fail)
+        told = oncegate("explain", key)
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert first_line(told).endswith(f" 1 other event has the id {key}.")
+        assert "The journal has no rows of it" in told[1]
+
+    def test_a_failure_after_the_mark_is_not_hidden(self, oncegate: Run, recorded: RecordedGate, gate: Gate) -> None:
+        """In mark_first mode, one event that failed has two records. A redelivery does not hide the failure."""
+        marking = Gate(gate.store, mode="mark_first", observers=[recorded.recorder.of("calls")], remember=None)
+        outcome = marking.run({"id": "evt-1"}, fail)
+        for _ in range(2):
+            assert recorded.recorder.flush(10)
+            for id_ in ("evt-1", str(outcome.key), str(outcome.kept)):
+                line = first_line(oncegate("explain", id_))
+                assert line.startswith("Run and failed after it was marked as done: evt-1 is a dead letter: Val"), id_
+                assert line.endswith("It runs again only if it is redriven (oncegate dlq redrive).")
+            assert "not show copies" not in oncegate("explain", "evt-1")[1]
+            assert marking.run({"id": "evt-1"}, fail).status == "duplicate"
+        oncegate("dlq", "redrive", str(outcome.kept))
+        marking.run_waiting(lambda event: None)
+        assert recorded.recorder.flush(10)
+        told = oncegate("explain", "evt-1")
+        assert first_line(told).startswith("Run: evt-1 was processed ")
+        assert "latest of" not in first_line(told)
+        assert "  operator (redrive)  " in told[1]
+
+    def test_a_dropped_dead_letter(self, oncegate: Run, recorded: RecordedGate) -> None:
+        """The key and the delivery id of a dropped conflict lead to the drop, and not to the record of the original,
+        which has run."""
+        recorded.run({"id": "evt-1", "a": 1})
+        kept = str(recorded.run(sqs_message("message-2", {"id": "evt-1", "a": 2})).kept)
+        assert oncegate("dlq", "drop", kept, "--yes")[0] == exit_codes.OK
+        recorded.run({"id": "evt-1", "a": 1})
+        for id_ in (kept, "message-2"):
+            told = oncegate("explain", id_)
+            start, _, end = first_line(told).partition(" (command) dropped the dead letter ")
+            assert start.startswith(
+                f"The store has no record of the dead letter {kept} of evt-1 any more: the operator "
+            )
+            assert ". The last decision, " in end
+            assert ": Conflict: same key as evt-1 (processed " in end
+            assert "  operator (drop)  " in told[1]
+        assert first_line(oncegate("explain", "evt-1")).startswith("Run: evt-1 was processed ")
+
+    def test_a_dropped_dead_letter_without_a_key(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """An event without a key was refused, and its dead letter was dropped: the answer names the drop."""
+        recorded.run({"id": "evt-1"})
+        label, kept = ("calls", "default", "plain", "call", "invalid", ""), b"k" * 16
+        fields = Fields(event_id="evt-2", kept=kept, at=wall() - 5_000_000, reason="Refused: no key.")
+        with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db")) as journal:
+            journal.append(NewRows([NewRow(label, fields)], {}, {}))
+        with closing(examine(environ={})[0].operator_log("ada")) as log:
+            log.add("drop", "Dropped.", ChangedEvent("default", kept, EventSummary("plain", delivery_id="evt-2")))
+        for id_ in (kept.hex(), "evt-2"):
+            assert first_line(oncegate("explain", id_)).startswith(
+                f"The store has no record of the dead letter {kept.hex()} of evt-2 any more: the operator ada"
+                " dropped the dead letter "
+            )
+
     def test_a_conversation(self, oncegate: Run, recorded: RecordedGate) -> None:
         """Several events: one sentence about the latest, whether they are copies, and the rows of all of them."""
         recorded.run(change("evt-1", "connected", "10:00:05"))
@@ -783,7 +866,7 @@ class TestJournal:
         assert told[1].splitlines()[1].startswith("Possible double emission: 2 records of type call")
         assert "\nJournal: 2 rows of several events.\n" in told[1]
         assert "  processed, possible echo  evt-2  " in told[1]
-        assert "\nThe latest event: 1 delivery of evt-2.\n" in told[1]
+        assert "\nThe event of the first line: 1 delivery of evt-2.\n" in told[1]
         assert "does not record duplicates" not in told[1]
 
     def test_json(self, oncegate: Run, recorded: RecordedGate) -> None:

@@ -174,6 +174,22 @@ def test_an_interrupted_command(oncegate: Run, gate: Gate, filled: Path, monkeyp
         assert [row.reason for row in journal.rows(OPERATOR_ACTIONS)] == [erased]
 
 
+def test_a_journal_that_is_not_used(oncegate: Run, gate: Gate, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the journal is off but exists, a warning says that its rows are left. --journal names a journal."""
+    monkeypatch.setenv("ONCEGATE_JOURNAL", "off")
+    code, out, err = oncegate("forget", "--entity", ENTITY, "--dry-run")
+    assert (code, err) == (exit_codes.OK, "")
+    assert " ".join(out.split()).startswith(
+        "Found 1 record and 1 dead letter. Warning: ONCEGATE_JOURNAL is off, but there is a journal beside the store."
+        " Its rows are not searched and not erased. Use --journal auto"
+    )
+    for journal in ("auto", f"sqlite:///{filled}/oncegate.journal.db"):
+        out = oncegate("forget", "--entity", ENTITY, "--dry-run", "--journal", journal)[1]
+        assert out.startswith("Found 1 record, 1 dead letter and 2 journal rows.\n")
+    (filled / "oncegate.journal.db").write_bytes(b"this is no database" * 1_000)
+    assert " off, but there is a journal beside" in oncegate("forget", "--entity", ENTITY, "--dry-run")[1]
+
+
 def test_without_a_journal(oncegate: Run, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a journal, the records are erased, and no journal is created."""
     gate.run(event("evt-1"), lambda event: None)

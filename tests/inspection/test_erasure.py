@@ -248,6 +248,39 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield journal
 
 
+def test_an_event_that_could_not_be_read(tmp_path: Path, settings: Settings) -> None:
+    """A dead letter that could not be read has no entity. It and its row are found by the text of the payload. Payloads
+    with a similar id are left."""
+    url, cut = f"sqlite:///{tmp_path}/journal.db", b'{"conversationId": "%s", "customer": "Annabel'
+    recorder = open_recorder(url, payload_age=60 * MINUTE)
+    with closing(open_store(f"sqlite:///{tmp_path}/oncegate.db")) as store, closing(open_journal(url)) as journal:
+        gate = Gate(store, remember=None, observers=[recorder.of("calls")])
+        ids = [ENTITY, f"{ENTITY}0", f"a-{ENTITY}", "c-7"]
+        gate.keep([gate.run(cut % each.encode(), answer) for each in ids])
+        assert recorder.flush(20)
+        recorder.close()
+        plan, result = run(store, journal, settings)
+        assert (len(plan.dead_letters), result) == (1, ErasureResult(dead_letters=1, rows=1, tried=1, total=1))
+        assert cut % ENTITY.encode() not in files(tmp_path)
+        payloads = [journal.payload(row.id) or b"" for row in journal.rows()]
+        assert payloads == [cut % each.encode() for each in reversed(ids[1:])]
+        assert sorted(entry.record.payload or b"" for entry in all_dead_letters(store, None)) == sorted(payloads)
+        assert plan_erasure(store, journal, ENTITY).is_empty
+        for entity, found in (("c-7", 1), ("7", 0), ("c", 0)):
+            assert len(plan_erasure(store, journal, entity).dead_letters) == found, entity
+        assert plan_erasure(store, journal, "c-7", "other").is_empty
+
+
+@pytest.mark.parametrize(
+    "written", ['{"id": "kund\u00e9-1', '{"id": "kund\\u00e9-1', '{"m": "{\\"id\\": \\"kund\u00e9-1\\"']
+)
+def test_forms_of_an_id(memory: Store, written: str) -> None:
+    """An id is found in a payload also if JSON writes its letters as escapes, or in a document within a document."""
+    gate = Gate(memory)
+    gate.keep([gate.run(written.encode(), answer)])
+    assert len(plan_erasure(memory, None, "kund\u00e9-1").dead_letters) == 1
+
+
 def test_an_erased_event_says_so(memory: Store, settings: Settings) -> None:
     """A record without its dead letter says that its event was erased, and so does the outcome of a duplicate."""
     gate = Gate(memory, max_attempts=1)

@@ -11,6 +11,7 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.claims import Redrive, Reset
 from oncegate.clocks import wall
+from oncegate.errors import StoreUnavailable
 from oncegate.inspection.explanations import Explainers
 from oncegate.inspection.stories import Stories, Story, conversation, find_events
 from oncegate.journal import Journal, Recorder, RowFilter, open_journal, open_recorder
@@ -300,6 +301,37 @@ def test_without_a_record(desk: Callable[..., Desk]) -> None:
     assert (story.explanation, story.deliveries_text) == (None, "1 delivery")
 
 
+@pytest.mark.parametrize("status", ["failed", "unguarded"])
+def test_an_event_that_the_store_did_not_record(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """If the store never had a record, the sentence does not say that there was one."""
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the file is locked")
+
+    unguarded = {"on_store_error": "unguarded", "unguarded_types": ["call.ended"]} if status == "unguarded" else {}
+    calls = desk(**unguarded)
+    monkeypatch.setattr(calls.gate.store, "claim", refuse)
+    assert calls.gate.run(CALL, succeed).status == status
+    sentence = calls.story("evt-1").sentence
+    assert sentence.startswith("The store has no record of evt-1. The last decision, ")
+    assert "the file is locked" in sentence
+    monkeypatch.undo()
+    calls.gate.run(CALL, fail)
+    calls.gate.store.reset([Reset("default", calls.story("evt-1").focus.key)])
+    assert calls.story("evt-1").sentence.startswith("The store has no record of evt-1 any more: the record has expired")
+
+
+def test_a_skipped_event_has_no_record(desk: Callable[..., Desk]) -> None:
+    calls = desk(key='state_change("500ms")', on_stale="skip")
+    calls.gate.run(change("evt-1", "connected", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "03"), succeed)
+    sentence = calls.story("evt-2").sentence
+    assert sentence.startswith("The store has no record of evt-2. The last decision, ")
+    assert " ago: Skipped: " in sentence
+
+
 def test_events_without_a_key(desk: Callable[..., Desk]) -> None:
     """A delivery that could not be read has a story: its dead letter, or its reason."""
     calls = desk(on_missing_key="refuse", key="event_id")
@@ -341,6 +373,34 @@ def test_a_conflict(desk: Callable[..., Desk], payloads: bool) -> None:
     assert own is not None
     assert own.sentence.startswith("Run: evt-1 was processed")
     assert own.lines == story.lines
+
+
+def test_a_run_after_a_failure(desk: Callable[..., Desk]) -> None:
+    """The dead letter of an event that failed after its mark does not decide after a later run of the same key."""
+    calls = desk(mode="mark_first")
+    outcome = calls.gate.run(CALL, fail)
+    assert outcome.key is not None
+    assert calls.story("evt-1").sentence.startswith("Run and failed after it was marked as done: evt-1 ")
+    calls.gate.store.reset([Reset("default", outcome.key.digest)])
+    calls.gate.run(CALL, succeed)
+    assert calls.story("evt-1").sentence.startswith("Marked as done: evt-1 ")
+
+
+def test_a_dead_letter_that_is_gone(desk: Callable[..., Desk]) -> None:
+    """If the dead letter of a conflict has expired, its story does not tell the run of the original."""
+    calls = desk()
+    calls.gate.run(CALL, succeed)
+    kept = calls.gate.run(CALL | {"more": 1}, succeed).kept
+    assert kept is not None
+    calls.gate.store.reset([Reset("default", kept.digest)])
+    calls.gate.run(CALL, succeed)
+    assert calls.recorder.flush(10)
+    story = calls.stories.of_key("default", kept.digest)
+    assert story is not None
+    start = f"The store has no record of the dead letter {kept} of evt-1 any more: the record has expired, or an "
+    assert story.sentence.startswith(start)
+    assert story.sentence.endswith(f" but different content. Stored as dead letter {kept}.")
+    assert (story.explanation, len(story.lines)) == (None, 3)
 
 
 def test_the_parts_of_a_key(desk: Callable[..., Desk]) -> None:

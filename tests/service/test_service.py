@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -368,6 +368,32 @@ def test_the_journal(tmp_path: Path) -> None:
         ("crm", "evt-1", "duplicate"),
         ("crm", "evt-1", "processed"),
     ]
+
+
+@pytest.mark.parametrize("options", [(), INLINE])
+def test_a_refused_event_is_one_event(tmp_path: Path, options: Sequence[str]) -> None:
+    """The row of a refused event names its dead letter. So the event is explained as one event, before and after its
+    dead letter is dropped."""
+    key = ("--key", 'fields("nr")')
+    with Service(tmp_path, *options, *key) as service:
+        assert service.post([{"id": "evt-1"}, {"nr": 1}]).status_code == 400
+        service.stop()
+    with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db", create=False)) as journal:
+        rows = journal.rows()
+    (refused,) = [row for row in rows if row.status == "invalid"]
+    assert [row.status for row in rows if row.status in ("accepted", "processed")]
+    assert refused.kept
+
+    def explained(*arguments: str) -> str:
+        command = [sys.executable, "-m", "oncegate", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+    sentence = explained("explain", "evt-1", *key)
+    assert sentence.startswith("Not run: evt-1 was refused and is a dead letter: ")
+    assert "latest of" not in sentence
+    explained("dlq", "drop", refused.kept.hex(), "--yes")
+    start = f"The store has no record of the dead letter {refused.kept.hex()} of evt-1 any more: the operator "
+    assert explained("explain", "evt-1", *key).startswith(start)
 
 
 def test_a_delivery_is_found_by_its_request_id(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from oncegate.gate.outcome import STATUSES, Kind
 from oncegate.inspection.explanations import Explainers
 from oncegate.inspection.stories import Stories, find_events
 from oncegate.journal import AUTO, OPERATOR, Journal, Row, RowFilter
-from oncegate.journal.base import all_rows, rows_after
+from oncegate.journal.base import all_rows, row_with_details, rows_after
 from oncegate.journal.operators import OperatorKind
 from oncegate.journal.rows import ID_BITS
 from oncegate.service.log import console_for
@@ -469,17 +469,15 @@ class _Recording:
         document."""
         if self._is_attempt_of_stored(row):
             return None
+        body = (row.place, row.namespace, row.key_text or "", row.worker, str(row.body))
+        if not row.same:  # also if the row does not match: a later copy of the same body may match
+            _remember(self._payload_rows, body, row.id)
         if self._where.status not in (None, row.status) or self._where.kind not in (None, row.kind):
             return None
-        journal, name = self._journal, (row.place, row.namespace, row.key_text or "")
         if row.count > 1:
             self._copies += row.count
             return None
-        payload, body = journal.payload(row.id), (*name, row.worker, str(row.body))
-        if payload is not None:
-            _remember(self._payload_rows, body, row.id)
-        elif row.same and body in self._payload_rows:
-            payload = journal.payload(self._payload_rows[body])
+        payload = self._payload(row, self._payload_rows.get(body))
         if payload is None:
             self.missing += 1
             return None
@@ -490,6 +488,16 @@ class _Recording:
             return None
         self.written += 1
         return line
+
+    def _payload(self, row: Row, first: int | None) -> bytes | None:
+        """Returns the payload of a row. `first` is the row that has the payload of a copy. If it is not known, because
+        the filter hides it, it is searched."""
+        payload = self._journal.payload(row.id)
+        if payload is not None or not row.same:
+            return payload
+        if first is None and (details := row_with_details(self._journal, row)) is not None:
+            first = details.id
+        return None if first is None else self._journal.payload(first)
 
     @property
     def sentence(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 from click.core import ParameterSource
+from msgspec.structs import replace
 
 from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.cli import exit_codes
@@ -40,7 +41,7 @@ from oncegate.inspection.copies import (
     groups_of_records,
 )
 from oncegate.inspection.explanations import Explainers, Explanation, TriedRoute
-from oncegate.inspection.records import event_order, fields, payload_text, search, state_name
+from oncegate.inspection.records import event_order, fields, key_of, payload_text, search, state_name
 from oncegate.inspection.stories import (
     ConversationLine,
     EventMatch,
@@ -100,10 +101,10 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
     message id. With --file, each event of the file is looked up by its key. If the settings have routes, the key of
     each route is tried; --namespace selects one route. Nothing is claimed, run or changed.
 
-    The first sentence is the decision. If several events match, it is about the latest of them, and the next sentence
-    says whether they are copies: retries, a re-emission, a double emission or a conflict. Then the journal shows each
-    delivery and each attempt, the difference to the original, the parts of the key, and what other key strategies would
-    have decided. Without a journal, only the record in the store is explained.
+    The first sentence is the decision. If several events match, it is about the event with the key ID, or else about
+    the latest of them, and the next sentence says whether they are copies: retries, a re-emission, a double emission or
+    a conflict. Then the journal shows each delivery and each attempt, the difference to the original, the parts of the
+    key, and what other key strategies would have decided. Without a journal, only the record in the store is explained.
 
     If the journal has ID, the records are read by their keys. All records are scanned if the journal does not have ID,
     if ID is an entity and the journal is younger than the retention, or if --scan is given.
@@ -145,9 +146,10 @@ class _IdExplanation:
     ) -> None:
         self._settings, self._explainer, self._id = settings, explainer, id_
         self._journal, self._no_journal = journal, no_journal
+        self._key = key_of(id_)
         namespace, found = namespace_of(settings), EventMatches([])
         if journal is not None:
-            found = find_events(journal, id_, RowFilter(namespace=namespace, operators=True), reads=_READS)
+            found = self._find(journal, RowFilter(namespace=namespace, operators=True))
         deliveries = [match for match in found.events if match.latest.status != OPERATOR]
         self._matches = EventMatches(deliveries, found.next)
         self._is_scanned = always_scan or self._needs_scan()
@@ -160,8 +162,20 @@ class _IdExplanation:
         stages = {(stage.namespace, stage.key) for each in explained for stage in each.handed_on}
         self._explained = [each for each in explained if each.entry is None or _address(each.entry) not in stages]
         self._entries = [each.entry for each in self._explained if each.entry is not None]
+        self._sightings = RecordSightings(explainer.store, explainer.reader).of(self._entries)
         published = [match for match in deliveries if (match.namespace, match.key) not in stages]
         self._matches = EventMatches(published, found.next)
+
+    def _find(self, journal: Journal, where: RowFilter) -> EventMatches:
+        """The events that the journal has for this id. If the id is a key, the events with this key are first: the
+        sender of another event can use a key as its id."""
+        found = find_events(journal, self._id, where, reads=_READS)
+        if self._key is None:
+            return found
+        of_key = find_events(journal, self._id, replace(where, key=self._key), reads=_READS).events
+        known = {(each.namespace, each.key or each.latest.id) for each in of_key}
+        others = [each for each in found.events if (each.namespace, each.key or each.latest.id) not in known]
+        return EventMatches([*of_key, *others], found.next)
 
     def _needs_scan(self) -> bool:
         """Whether a scan may find records that the journal does not show. If the journal is younger than the retention,
@@ -187,16 +201,17 @@ class _IdExplanation:
 
     def _key_of(self, match: EventMatch) -> bytes:
         """The key of the record of a match. If the id is that of a dead letter, or of the delivery that became a dead
-        letter, it is the key of the dead letter."""
+        letter, or if the event has no key, it is the key of the dead letter."""
+        if self._key is not None and self._key in match.kept:
+            return self._key
         row = match.latest
-        return row.kept if row.kept and self._id in (row.kept.hex(), row.delivery_id) else match.key
+        return row.kept if row.kept and (not match.key or self._id == row.delivery_id) else match.key
 
     def show(self, output: str) -> None:
         if not self._explained and not self._matches.events:
             self._report_unknown(output)
             raise click.exceptions.Exit(exit_codes.NOT_FOUND)
-        sightings = RecordSightings(self._explainer.store, self._explainer.reader).of(self._entries)
-        groups = groups_of_records(sightings)
+        groups = groups_of_records(self._sightings)
         copies = conclusion(groups, _NO_COPIES_IN_RECORDS.format(count=times(len(self._entries), "record")))
         if self._found.full:
             full = len(self._found.entries)
@@ -211,21 +226,38 @@ class _IdExplanation:
             self._show_story(headline, copies, groups, story)
 
     def _story(self) -> Story | None:
-        """The story of the latest event."""
+        """The story of the event with this key, or else of the latest event. None if the journal has no rows of it."""
         if self._journal is None or not self._matches.events:
             return None
-        latest = self._matches.events[0]
-        decided_by = latest.key if latest.key.hex() == self._id else None
-        return Stories(self._explainer, self._journal).of_row(latest.latest, decided_by)
+        match = self._matches.events[0]
+        key = self._key_of(match)
+        if key != self._key and self._record_of_key is not None:
+            return None
+        decided_by = key if key in (self._key, match.latest.kept) else None
+        return Stories(self._explainer, self._journal).of_row(match.latest, decided_by)
+
+    @property
+    def _record_of_key(self) -> Explanation | None:
+        """The explanation of the record whose key is the id."""
+        pairs = zip(self._explained, self._entries, strict=True)
+        return next((explained for explained, entry in pairs if entry.key == self._key), None)
 
     @property
     def _count(self) -> int:
-        """The number of events: those of the records, and those that only the journal knows."""
-        events = {(entry.namespace, entry.key) for entry in self._entries}
-        return len(events | {(each.namespace, self._key_of(each) or each.latest.id) for each in self._matches.events})
+        """The number of events: those of the records, and those that only the journal knows. An event that failed after
+        it was marked as done has two records."""
+        events = {_address(self._entries[each.number - 1]) for each in self._sightings}
+        second_records = {_address(entry) for entry in self._entries} - events
+        known = {(each.namespace, self._key_of(each) or each.latest.id) for each in self._matches.events}
+        return len(events | (known - second_records))
 
     def _headline(self, story: Story | None) -> str:
-        """The decision. With several events: how many there are, and what happened to the latest of them."""
+        """The decision. With several events: how many there are, and what happened to the latest of them. If the id is
+        a key, the decision is about this key."""
+        has_rows = any(self._key_of(match) == self._key for match in self._matches.events[:1])
+        decided = story if has_rows else self._record_of_key
+        if decided is not None:
+            return f"{decided.sentence}{self._others}"
         if story is None and len(self._explained) == 1:
             return self._explained[0].sentence
         found = self._found
@@ -239,6 +271,12 @@ class _IdExplanation:
         count = f"more than {len(found.entries):,} records" if found.full else times(len(self._explained), "record")
         latest = self._explained[-1].sentence
         return f"{latest} This is the latest of {count} with the key, event id or entity {self._id}{more}."
+
+    @property
+    def _others(self) -> str:
+        """A sentence about the events that have the key of this event as their id or entity."""
+        count = self._count - 1
+        return f" {times(count, 'other event')} {'has' if count == 1 else 'have'} the id {self._id}." if count else ""
 
     def _latest_sentence(self, story: Story) -> str:
         """The decision about the latest event. The journal may have no rows of it yet, such as of a replay that waits:
@@ -293,7 +331,7 @@ class _IdExplanation:
         print_text(headline)
         if story.is_copy:
             print_text(delivery_sentence(story.focus, self._id))
-        if len(self._explained) > 1 or (self._count > 1 and groups):
+        if len(self._sightings) > 1 or (self._count > 1 and groups):
             print_text(copies)
         if len(self._explained) > 1:
             _show_table(self._explained)

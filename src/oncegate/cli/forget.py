@@ -9,17 +9,19 @@ import click
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand
 from oncegate.cli.options import (
+    NAMESPACE_FILTER,
     confirm,
     existing_store,
     namespace_of,
     operator_log,
     output_option,
     read_only_store,
-    store_options,
+    with_settings,
 )
 from oncegate.cli.output import Progress, print_error, print_note, print_text, show_json
+from oncegate.cli.stories import JOURNAL
 from oncegate.durations import times
-from oncegate.errors import NoStore
+from oncegate.errors import NoStore, StoreError
 from oncegate.inspection.erasure import (
     MOST_RECORDS,
     ErasurePlan,
@@ -28,8 +30,9 @@ from oncegate.inspection.erasure import (
     plan_erasure,
     recorded_erasure,
 )
-from oncegate.journal import Journal, journal_url
+from oncegate.journal import AUTO, Journal, journal_url, open_journal
 from oncegate.settings import Settings
+from oncegate.settings.schema import STORE
 from oncegate.stores.base import KeepsDeletedData
 
 _CACHED = (
@@ -37,6 +40,11 @@ _CACHED = (
     " command again after a minute to erase these rows, too."
 )
 _NOT_PURGED = "Another process uses the SQLite files, so their logs still hold the erased data. Run the command again."
+_ABSENT = "There is no journal."
+_UNUSED = (
+    "Warning: {setting} is off, but there is a journal beside the store. Its rows are not searched and not erased. Use"
+    " --journal auto to erase them, too."
+)
 _FREE_SPACE = (
     "Data that SQLite deleted earlier, such as payloads of events that have run, may still be in the free space of its"
     " files. Use --vacuum to remove it."
@@ -56,7 +64,7 @@ _FREE_SPACE = (
 @click.option("--vacuum", is_flag=True, help="Also rewrite SQLite files without their free space.")
 @click.option("--dry-run", is_flag=True, help="Show what would be erased, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@store_options
+@with_settings(STORE, JOURNAL, NAMESPACE_FILTER)
 @output_option
 def forget(entity: str, waiting: bool, vacuum: bool, dry_run: bool, yes: bool, settings: Settings, output: str) -> None:
     """Erase ENTITY from the records, the dead letters and the journal.
@@ -83,7 +91,8 @@ def forget(entity: str, waiting: bool, vacuum: bool, dry_run: bool, yes: bool, s
             plan = plan_erasure(
                 store, journal, entity, namespace_of(settings), lambda what, count: progress.show(f"{count:,} {what}")
             )
-        for line in _summary(plan, waiting):
+        no_journal = _UNUSED.format(setting=settings.where("journal")) if _has_unused_journal(settings) else _ABSENT
+        for line in _summary(plan, waiting, no_journal):
             print_line(line)
         if dry_run:
             print_line("Dry run: nothing was changed.")
@@ -125,10 +134,24 @@ def _open_journal(settings: Settings, dry_run: bool) -> Journal | None:
         return None
 
 
-def _summary(plan: ErasurePlan, waiting: bool) -> list[str]:
+def _has_unused_journal(settings: Settings) -> bool:
+    """Whether the setting `journal` is off, but there is a journal beside the store."""
+    url = journal_url(AUTO, settings["store"])
+    if settings["journal"] is not None or url is None:
+        return False
+    try:
+        open_journal(url, create=False).close()
+    except NoStore:
+        return False
+    except StoreError:  # it exists, but cannot be read now
+        return True
+    return True
+
+
+def _summary(plan: ErasurePlan, waiting: bool, no_journal: str) -> list[str]:
     records, dead_letters = times(len(plan.records), "record"), times(len(plan.dead_letters), "dead letter")
     if plan.rows is None:
-        lines = [f"Found {records} and {dead_letters}. There is no journal."]
+        lines = [f"Found {records} and {dead_letters}. {no_journal}"]
     else:
         lines = [f"Found {records}, {dead_letters} and {times(plan.rows, 'journal row')}."]
     if plan.waiting and waiting:

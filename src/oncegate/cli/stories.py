@@ -119,7 +119,7 @@ def show_timeline(lines: Sequence[StoryLine | ConversationLine], *, by_key: bool
 
 def show_story(story: Story, lines: Sequence[StoryLine | ConversationLine] | None = None) -> None:
     """Print what the journal has about an event: the rows, the original and the difference, the key, and the other
-    strategies. `lines` are the rows of several events, of which the event is the latest."""
+    strategies. `lines` are the rows of several events, if other events match, too."""
     print()
     deliveries = f"{story.deliveries_text} of {name_of(story.focus)}{_from(story)}"
     if lines is None:
@@ -130,7 +130,7 @@ def show_story(story: Story, lines: Sequence[StoryLine | ConversationLine] | Non
         print_text(f"Journal: {len(lines):,} rows of several events.")
         show_timeline(lines, by_key=False)
         print()
-        print_text(f"The latest event: {deliveries}.")
+        print_text(f"The event of the first line: {deliveries}.")
     show_facts(_facts(story))
     if story.difference is not None and story.difference.values:
         print()

@@ -112,9 +112,7 @@ class DeadLetters:
         copies = [_copy_of_refused(outcome.event) for outcome in refused]
         results = self._bury_copies(copies, [outcome.error or outcome.status for outcome in refused], cut=True)
         kept = [_refused_outcome(*each) for each in zip(refused, copies, results, strict=True)]
-        for outcome in kept:
-            if outcome.kept is not None:
-                self._observers.notify("event.kept", outcome.event, outcome.kept, outcome)
+        self._observers.kept(kept)
         return kept
 
     def bury_emissions(

@@ -175,19 +175,37 @@ class PlaceObserver:
     """An observer that puts all outcomes of a gate into a queue, with the name of the gate's route or queue.
 
     The gate calls `record` once for each call, in the thread of the caller, and sends no notices to this observer. This
-    costs a tenth of one notice for each event. `close` is called when the gate is closed."""
+    costs a tenth of one notice for each event. `close` is called when the gate is closed. With `awaits_keep`, the
+    outcome of an invalid event is recorded when the event is kept as a dead letter, so that the row names the dead
+    letter. `Gate.keep` must then be called for all invalid events."""
 
-    def __init__(self, queue: OutcomeQueue, place: str, close: Callable[[float], object] | None = None) -> None:
+    def __init__(
+        self,
+        queue: OutcomeQueue,
+        place: str,
+        close: Callable[[float], object] | None = None,
+        *,
+        awaits_keep: bool = False,
+    ) -> None:
         self._queue = queue
         self._place = place
         self._close = close
+        self._awaits_keep = awaits_keep
 
     def __call__(self, notice: Notice) -> None:
         if (outcome := outcome_of(notice)) is not None:
             self.record([outcome], notice.at, notice.namespace)
 
     def record(self, outcomes: Sequence[Outcome], at: int, namespace: str) -> None:
-        self._queue.put(self._place, namespace, at, outcomes)
+        if self._awaits_keep and "invalid" in [outcome.status for outcome in outcomes]:
+            outcomes = [outcome for outcome in outcomes if outcome.status != "invalid"]
+        if outcomes:
+            self._queue.put(self._place, namespace, at, outcomes)
+
+    def record_kept(self, outcomes: Sequence[Outcome], at: int, namespace: str) -> None:
+        """Record invalid events, after they were kept."""
+        if self._awaits_keep and outcomes:
+            self._queue.put(self._place, namespace, at, outcomes)
 
     def flush(self, within: float) -> bool:
         return self._queue.flush(within)
@@ -249,13 +267,22 @@ class Observers:
             for outcome in outcomes:
                 self._send(_NAMES[outcome.status], outcome.event, outcome.key, outcome)
         if self._recorders:
-            self._record(outcomes)
+            self._record(PlaceObserver.record, outcomes)
 
-    def _record(self, outcomes: Sequence[Outcome]) -> None:
+    def kept(self, outcomes: Sequence[Outcome]) -> None:
+        """Report the new outcomes of invalid events, after they were kept as dead letters."""
+        for outcome in outcomes:
+            if outcome.kept is not None:
+                self.notify("event.kept", outcome.event, outcome.kept, outcome)
+        self._record(PlaceObserver.record_kept, outcomes)
+
+    def _record(
+        self, record: Callable[[PlaceObserver, Sequence[Outcome], int, str], None], outcomes: Sequence[Outcome]
+    ) -> None:
         at = self.wall()
         for recorder in self._recorders:
             try:
-                recorder.record(outcomes, at, self._namespace)
+                record(recorder, outcomes, at, self._namespace)
             except Exception:  # noqa: BLE001  # an observer must not fail an event
                 self._count("observer.failed")
 

@@ -1,5 +1,6 @@
 """Erase one entity, such as a conversation or a person, from the records of a store and from the journal."""
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,13 @@ from oncegate.clocks import wall
 from oncegate.durations import microseconds, times
 from oncegate.gate.job import shortened
 from oncegate.inspection.operators import settings_of_namespace
-from oncegate.journal import MOST_EVENT_ROWS, OPERATOR, Journal, OperatorLog, RowErasure, RowFilter
+from oncegate.journal import MOST_EVENT_ROWS, Journal, OperatorLog, RowErasure, RowFilter
+from oncegate.journal.base import OPERATOR_ROWS, every_row
 from oncegate.settings import Settings
 from oncegate.stores.base import Entry, KeepsDeletedData, Store, scan
 
 MOST_RECORDS: Final = 100_000  # records that one erasure changes; this bounds the memory of a plan
 _PAGE: Final = 100
-_JOURNAL_PAGE: Final = 1_000  # rows
 _SHORTEST_NAME: Final = 6  # characters; a shorter text is found in sentences that do not mean it
 
 ShowProgress: TypeAlias = Callable[[str, int], object]
@@ -116,20 +117,22 @@ def plan_erasure(
 ) -> ErasurePlan:
     """Find the records and rows of an entity. This scans all records: no store has an index by entity. `progress` is
     called with the kind and the number of what was read. A record that does not name the entity is found by its key, if
-    the journal knows the key."""
-    plan = ErasurePlan(entity, namespace)
+    the journal knows the key. A dead letter without an entity, such as one that could not be read, and a row of such an
+    event are found by the text of their payload."""
+    plan, mention = ErasurePlan(entity, namespace), _mention(entity)
     name, known = shortened(entity), set() if journal is None else _journal_keys(journal, entity, namespace, progress)
     keys, delivery_ids = {key for _, key in known}, set[str | None]()
     for count, entry in enumerate(scan(store, namespace), 1):
         progress("records", count)
         about = entry.record.about
-        is_known = about.entity is None and (entry.namespace, entry.key) in known
-        if about.entity == name or (is_known and not _identifies_nobody(entry.record)):
+        is_known = (entry.namespace, entry.key) in known and not _identifies_nobody(entry.record)
+        if about.entity == name or (about.entity is None and (is_known or _is_mentioned(mention, entry.record))):
             plan.add(entry)
             keys.add(entry.key)
             delivery_ids.add(about.delivery_id)
     if journal is not None:
         ids = _naming_actions(journal, {entity, *(each for each in delivery_ids if each is not None)})
+        ids |= _mentioning_rows(journal, mention, namespace)
         plan.erased_rows = RowErasure(entity, keys, namespace=namespace, ids=ids)
         plan.rows = journal.erase(plan.erased_rows, dry_run=True)
     return plan
@@ -141,20 +144,39 @@ def _identifies_nobody(record: Record) -> bool:
     return is_stripped and record.payload is None and (record.error is None or record.is_erased)
 
 
+def _mention(entity: str) -> re.Pattern[bytes]:
+    """Returns a pattern that finds the id of the entity in the bytes of a payload. JSON may write other letters than
+    those of ASCII as escapes. A short id is found only in quotes: a short text is often part of other data."""
+    forms = {entity.encode(errors="surrogatepass"), json.dumps(entity)[1:-1].encode()}
+    text = b"|".join(re.escape(form) for form in sorted(forms))
+    if len(entity) < _SHORTEST_NAME:
+        return re.compile(rb'"(?:' + text + rb')\\*"')
+    return re.compile(rb"(?<![\w-])(?:" + text + rb")(?![\w-])")
+
+
+def _is_mentioned(mention: re.Pattern[bytes], record: Record) -> bool:
+    return record.state == DEAD and record.payload is not None and mention.search(record.payload) is not None
+
+
+def _mentioning_rows(journal: Journal, mention: re.Pattern[bytes], namespace: str | None) -> set[int]:
+    """Returns the ids of the rows of events that could not be read, if their payload has the id of the entity."""
+    return {
+        row.id
+        for row in every_row(journal, RowFilter(namespace=namespace, status="invalid"))
+        if row.entity is None and mention.search(journal.payload(row.id) or b"")
+    }
+
+
 def _journal_keys(
     journal: Journal, entity: str, namespace: str | None, progress: ShowProgress
 ) -> set[tuple[str, bytes]]:
     """Returns the namespaces and keys of the events and dead letters that the journal knows for this entity."""
     found: set[tuple[str, bytes]] = set()
-    where = RowFilter(entity=entity, namespace=namespace, operators=True)
-    before: int | None = None
-    while len(found) < MOST_RECORDS:
-        page = journal.rows(where, before=before, limit=_JOURNAL_PAGE)
-        found.update((row.namespace, key) for row in page for key in (row.key, row.kept) if key)
+    for row in every_row(journal, RowFilter(entity=entity, namespace=namespace, operators=True)):
+        found.update((row.namespace, key) for key in (row.key, row.kept) if key)
         progress("keys of the journal", len(found))
-        if page.next is None:
+        if len(found) >= MOST_RECORDS:
             break
-        before = page.next
     return found
 
 
@@ -163,13 +185,8 @@ def _naming_actions(journal: Journal, names: set[str]) -> set[int]:
     long_enough = sorted(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
     if not long_enough:
         return set()
-    named, found = re.compile(rf"(?<![\w-])({'|'.join(long_enough)})(?![\w-])"), set[int]()
-    page = journal.rows(RowFilter(status=OPERATOR), limit=_JOURNAL_PAGE)
-    while True:
-        found.update(row.id for row in page if named.search(row.reason))
-        if page.next is None:
-            return found
-        page = journal.rows(RowFilter(status=OPERATOR), before=page.next, limit=_JOURNAL_PAGE)
+    named = re.compile(rf"(?<![\w-])({'|'.join(long_enough)})(?![\w-])")
+    return {row.id for row in every_row(journal, OPERATOR_ROWS) if named.search(row.reason)}
 
 
 # ── erase ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -168,7 +168,7 @@ def search(
     """The records with this key, event id or entity. If `id_` is a known key, its record is looked up. Otherwise up to
     `limit` records are scanned; none if `limit` is 0. No store has an index by id, because an index would add a write
     to every claim, and such a search is rare. `progress` is called with the number of records that were scanned."""
-    key, name = _key(id_), shortened(id_)
+    key, name = key_of(id_), shortened(id_)
     if key is not None and (entries := store.browse(namespace, key=key)):
         return Search(entries)
     if not limit:
@@ -189,7 +189,8 @@ def search(
     return Search(sorted(found.values(), key=event_order), count, cut, full)
 
 
-def _key(written: str) -> bytes | None:
+def key_of(written: str) -> bytes | None:
+    """The key that is written as 32 hexadecimal digits; None if the text is not a key."""
     try:
         key = bytes.fromhex(written)
     except ValueError:

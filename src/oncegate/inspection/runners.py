@@ -1,9 +1,10 @@
 """Which program runs events that wait in the store: redriven dead letters and replayed events."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from oncegate.inspection.operators import settings_of_namespace
 from oncegate.settings import Settings
+from oncegate.settings.routes import routes_of
 from oncegate.settings.schema import HANDLER_OPTIONS
 from oncegate.stores import keeps_events
 
@@ -16,14 +17,8 @@ def has_runner(settings: Settings, namespace: str) -> bool:
     and a handler."""
     return any(
         route["namespace"] == namespace and any(route[f"serve.{option}"] is not None for option in HANDLER_OPTIONS)
-        for route in _served(settings)
+        for route in routes_of(settings).values()
     )
-
-
-def _served(settings: Settings) -> Iterator[Settings]:
-    yield from settings.routes.values()
-    if not settings.routes or settings.chosen("serve.signature") is not None:
-        yield settings
 
 
 def who_runs(settings: Settings, namespaces: Collection[str], *, is_service: bool) -> list[str]:

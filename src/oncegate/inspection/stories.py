@@ -59,9 +59,11 @@ _NO_DETAILS: Final = (
 _OTHER_KEY: Final = (
     "the settings make another key from the payload: the key strategy has changed, or the event was a replay"
 )
-_NO_RECORD: Final = "The store has no record of {name} any more: {why}. The last decision, {ago} ago: {reason}"
+_NO_RECORD: Final = "The store has no record of {name}{why}. The last decision, {ago} ago: {reason}"
+# The decisions that prove that there was a record. Other decisions prove it only with an attempt or an original.
+_RECORDED: Final = frozenset({"accepted", "processed", "conflict", "buried"})
 _EXPIRED: Final = "the record has expired, or an operator reset or dropped it"
-_DELETIONS: Final = {"reset": "reset its key", "drop": "dropped its dead letter"}
+_DELETIONS: Final = {"reset": "reset its key", "drop": "dropped the dead letter"}
 
 
 class StoryLine(Struct, frozen=True):
@@ -196,8 +198,9 @@ class Stories:
         return self._story(focus, rows, key) if focus.key == key else self.of_row(focus, key)
 
     def of_row(self, focus: Row, decided_by: bytes | None = None) -> Story:
-        """Returns the story of the event that this row is about. `decided_by` is the key of the record that decides;
-        by default, it is the key of the dead letter of this row, if the row has one."""
+        """Returns the story of the event that this row is about. `decided_by` is the key of the record that decides,
+        even if the store does not have this record any more. By default, it is the key of the dead letter of this row,
+        or else the key of the row."""
         if focus.key_text is None:
             return Story(
                 self._sentence_without_key(focus), focus.namespace, (StoryLine(focus, None, True, False),), focus
@@ -210,10 +213,14 @@ class Stories:
     def _story(self, focus: Row, found: Page, decided_by: bytes | None) -> Story:
         """Returns the story of a row with a key. `found` are the rows of this key."""
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
-        lines = tuple(_lines(rows, focus.key))
         entry = self._record(focus.namespace, focus.key)
-        decisive = self._record(focus.namespace, decided_by or focus.kept) or entry
+        key, decisive = self._decisive(focus, rows, decided_by, entry)
         explanation = None if decisive is None else self._explainers.record(decisive)
+        about = rows
+        if key != focus.key:
+            about = in_order(self._rows(focus.namespace, key))
+            rows = in_order([*rows, *(row for row in about if row.status == OPERATOR and row.key == key)])
+        lines = tuple(_lines(rows, focus.key))
         original = next((line.row for line in lines if line.is_arrival and _is_first(line.row, focus.key)), None)
         replay = next((row for row in rows if row.status == OPERATOR and row.kept == focus.key), None)
         is_complete = found.next is None and _is_complete(lines, original or replay, entry, self._clock())
@@ -223,7 +230,7 @@ class Stories:
         delivered = focus if is_delivery else original or focus
         candidates = self._candidates(delivered, rows)
         return Story(
-            f"{self._sentence(focus, rows, explanation)}{_several_runs(focus, rows)}",
+            f"{self._sentence(focus, key, about, explanation)}{_several_runs(key, about)}",
             focus.namespace,
             lines,
             focus,
@@ -241,26 +248,44 @@ class Stories:
 
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def _decisive(
+        self, focus: Row, rows: Sequence[Row], decided_by: bytes | None, entry: Entry | None
+    ) -> tuple[bytes, Entry | None]:
+        """Returns the key that the sentence is about, and its record. `entry` is the record of the key of `focus`. If
+        the event failed after it was marked as done, its dead letter decides."""
+        if decided_by is not None and decided_by != focus.key:
+            return decided_by, self._record(focus.namespace, decided_by)
+        of_focus = [] if decided_by else [focus.kept]
+        for key in dict.fromkeys([*of_focus, *_failed_after_mark(rows, focus.key)]):
+            if (kept := self._record(focus.namespace, key)) is not None:
+                return key, kept
+        return focus.key, entry
+
     def _record(self, namespace: str, key: bytes) -> Entry | None:
         found = self._explainers.store.browse(namespace, key=key) if key else []
         return found[0] if found else None
 
-    def _sentence(self, focus: Row, rows: Sequence[Row], explanation: Explanation | None) -> str:
+    def _sentence(self, focus: Row, key: bytes, rows: Sequence[Row], explanation: Explanation | None) -> str:
+        """Returns the decision about a key. `rows` are the rows of this key, oldest first."""
         if explanation is not None:
             return explanation.sentence
         last = next((row for row in reversed(rows) if row.status != OPERATOR), focus)
         deletion = next((row for row in reversed(rows) if row.status == OPERATOR and row.kind in _DELETIONS), None)
-        why = _EXPIRED
-        if deletion is not None and deletion.at >= last.at:  # after a later decision, there was a record again
+        why = ""
+        if deletion is not None and deletion.at >= last.at:
             done = _DELETIONS[deletion.kind or ""]
-            why = f"the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
+            why = f" any more: the operator {deletion.worker} {done} {spoken(self._clock() - deletion.at)} ago"
+        elif deletion is not None or any(_had_record(row, key) for row in rows):
+            why = f" any more: {_EXPIRED}"
         ago = spoken(self._clock() - last.at)
-        return _NO_RECORD.format(name=name_of(focus), why=why, ago=ago, reason=last.reason)
+        name = name_of(focus) if key == focus.key else f"the dead letter {key.hex()} of {name_of(focus)}"
+        return _NO_RECORD.format(name=name, why=why, ago=ago, reason=last.reason)
 
     def _sentence_without_key(self, row: Row) -> str:
-        kept = self._record(row.namespace, row.kept)
-        if kept is not None:
-            return self._explainers.record(kept).sentence
+        if row.kept:
+            kept = self._record(row.namespace, row.kept)
+            explanation = None if kept is None else self._explainers.record(kept)
+            return self._sentence(row, row.kept, in_order(self._rows(row.namespace, row.kept)), explanation)
         return f"{row.reason.removesuffix('.')}, {spoken(self._clock() - row.at)} ago."
 
     # ── payloads ──────────────────────────────────────────────────────────────────────────────────────────
@@ -363,10 +388,28 @@ def _recency(row: Row) -> tuple[bool, int, int]:
     return row.status != OPERATOR, row.at, row.id
 
 
-def _several_runs(focus: Row, rows: Iterable[Row]) -> str:
+def _several_runs(key: bytes, rows: Iterable[Row]) -> str:
     """Returns a sentence if the event was run to its end more than once: the record describes only the last run."""
-    runs = sum(row.count for row in rows if row.status == "processed" and row.key == focus.key)
+    runs = sum(row.count for row in rows if row.status == "processed" and row.key == key)
     return f" The journal has {runs:,} completed runs of this key." if runs > 1 else ""
+
+
+def _failed_after_mark(rows: Sequence[Row], key: bytes) -> Iterator[bytes]:
+    """Yields the keys of the dead letters of an event that failed after it was marked as done, newest first. A failure
+    before a completed run of the same key does not count."""
+    for row in reversed(rows):
+        if row.key == key and row.status == "processed":
+            return
+        if row.key == key and row.status == "buried" and row.original_at is None and row.kept:
+            yield row.kept
+
+
+def _had_record(row: Row, key: bytes) -> bool:
+    """Whether a row proves that the store had a record of this key. If the store did not answer, or if the event was
+    skipped, there was none."""
+    if row.key != key:
+        return row.kept == key
+    return row.attempt > 0 or row.original_at is not None or row.status in _RECORDED
 
 
 def _digest(row: Row, strategy: str) -> bytes:
@@ -387,7 +430,7 @@ def _lines(rows: Sequence[Row], key: bytes) -> Iterator[StoryLine]:
     is_stored = any(row.status == "accepted" or row.kept == key != row.key for row in rows)
     before: int | None = None
     for row in rows:
-        is_stored = is_stored or (row.status == OPERATOR and row.kind == "redrive")
+        is_stored = is_stored or (row.status == OPERATOR and row.kind == "redrive" and row.key == key)
         is_attempt = row.attempt > 0 and row.status != "accepted"
         is_arrival = row.status != OPERATOR and not (is_attempt and is_stored)
         yield StoryLine(row, None if before is None else row.start - before, is_arrival, is_attempt)

@@ -245,18 +245,25 @@ def rows_after(
         cursors.append(cursor)
     for number in reversed(range(len(cursors))):
         first = after if number + 1 == len(cursors) else (cursors[number + 1] or 0) - 1
-        yield from reversed(_between(journal, where, cursors[number], max(first, after), limit))
+        page = every_row(journal, where, before=cursors[number], after=max(first, after), limit=limit)
+        yield from reversed(list(page))
 
 
-def _between(journal: Journal, where: RowFilter, before: int | None, after: int, limit: int) -> list[Row]:
-    """Returns all rows between two ids, newest first. There are about `limit` rows, more if rows were added."""
-    found: list[Row] = []
+def every_row(
+    journal: Journal,
+    where: RowFilter,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    limit: int = 1_000,
+) -> Iterator[Row]:
+    """Yields all rows between two ids that match, newest first. `limit` is the number of rows of one read."""
     while True:
         page = journal.rows(where, before=before, after=after, limit=limit)
-        found += page
+        yield from page
         before = page.next
         if before is None:
-            return found
+            return
 
 
 def all_rows(

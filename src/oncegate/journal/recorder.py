@@ -99,10 +99,11 @@ class Recorder:
 
     # ── for gates and commands ────────────────────────────────────────────────────────────────────────────
 
-    def of(self, place: str, *, closes: bool = False) -> PlaceObserver:
+    def of(self, place: str, *, closes: bool = False, awaits_keep: bool = False) -> PlaceObserver:
         """Returns the observer for the gate of a route or a queue with this name. With `closes`, the recorder is closed
-        when the gate is closed."""
-        return PlaceObserver(self._queue, place, self.close if closes else None)
+        when the gate is closed. With `awaits_keep`, the gate keeps all invalid events, and their rows are written after
+        that."""
+        return PlaceObserver(self._queue, place, self.close if closes else None, awaits_keep=awaits_keep)
 
     @property
     def written(self) -> int:

@@ -111,7 +111,7 @@ class Service:
         )
 
     def _recorder_of(self, path: str) -> list[Observer]:
-        return [] if self._recorder is None else [self._recorder.of(name_of(path))]
+        return [] if self._recorder is None else [self._recorder.of(name_of(path), awaits_keep=True)]
 
     def _route(self, path: str, handler: AsyncHandler | Handler | None, verifier: Verifier | None) -> Route:
         settings, gate, name = self._route_settings[path], self._gates[path], name_of(path)
