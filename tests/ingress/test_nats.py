@@ -20,6 +20,7 @@ from nats.js.api import AckPolicy
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, RetryLater, SettingError
 from oncegate.ingress.nats import connect_options, read_address
+from oncegate.journal import open_journal
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -336,6 +337,22 @@ def test_the_command(stream: Stream, tmp_path: Path) -> None:
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "nats.md").read_text()
+
+
+def test_the_journal_of_an_invalid_message(stream: Stream, tmp_path: Path) -> None:
+    """The row of an invalid message names its dead letter, so that it is one event for people."""
+    (tmp_path / "app.py").write_text("def handle(event): pass\n")
+    stream.send(b"not json")
+    command = [sys.executable, "-m", "oncegate", "work", stream.source, "--handler", "app:handle", "--log", "off"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    try:
+        stream.until_empty()
+    finally:
+        process.terminate()
+        process.communicate(timeout=40)
+    with closing(open_journal(f"sqlite:///{tmp_path}/oncegate.journal.db", create=False)) as journal:
+        (row,) = journal.rows()
+    assert (row.status, bool(row.kept), row.place) == ("invalid", True, stream.source.partition("?")[0])
 
 
 def test_the_guide(stream: Stream, tmp_path: Path) -> None:

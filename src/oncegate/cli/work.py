@@ -137,8 +137,7 @@ def work(place: str, settings: Settings) -> None:
         else:
             handler = handler_of(settings)
             settings.check_previous(connect=True)
-            journal = [] if recorder is None else [recorder.of(clean(masked(place.partition("?")[0])))]
-            gate = stack.enter_context(closing(settings.gate(observers=[*observers, *journal])))
+            gate = stack.enter_context(closing(settings.gate(observers=[*observers, *_journal(recorder, place)])))
             worker = open_worker(gate, place, handler, settings)
         facts = f"Oncegate {__version__} takes events from {clean(masked(place))} with the store {_store(settings)}."
         announce("oncegate.work", facts, "Stop with Ctrl-C.")
@@ -150,6 +149,15 @@ def work(place: str, settings: Settings) -> None:
             print_error(str(error))
     if worker.left_running:
         abandon(times(worker.left_running, "handler"), settings["work.drain"])
+
+
+def _journal(recorder: Recorder | None, queue: str) -> list[Observer]:
+    """The journal of a queue worker. The worker of a queue that does not count attempts keeps all invalid events."""
+    from oncegate.ingress import counts_attempts
+
+    if recorder is None:
+        return []
+    return [recorder.of(clean(masked(queue.partition("?")[0])), awaits_keep=not counts_attempts(queue))]
 
 
 def handler_of(settings: Settings) -> Handler | AsyncHandler:
