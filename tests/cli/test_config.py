@@ -201,18 +201,22 @@ class TestCheck:
         assert oncegate("serve")[2] == checked
 
     def test_what_work_would_refuse(self, oncegate: Run, tmp_path: Path) -> None:
-        """`config check` reports each value that SQS does not allow, in the words of `work`."""
-        (tmp_path / "oncegate.toml").write_text('[work]\nbatch = 11\nwait = "21s"\nvisibility = "13h"\n')
+        """`config check` reports each value that no queue allows, and `work` each value that its own queue does not."""
+        (tmp_path / "oncegate.toml").write_text('[work]\nbatch = 1001\nwait = "2h"\nvisibility = "13h"\n')
         code, _, err = oncegate("config", "check")
         assert (code, err.splitlines()) == (
             exit_codes.USAGE,
             [
-                "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10",
-                "Error: oncegate.toml, work.wait: wait='21s' is too long; the maximum of SQS is 20s",
-                "Error: oncegate.toml, work.visibility: visibility='13h' is too long; the maximum of SQS is 12h",
+                "Error: oncegate.toml, work.batch: batch=1001 must be a whole number from 1 to 1000",
+                "Error: oncegate.toml, work.wait: wait='2h' is too long; the maximum of any queue is 1h",
+                "Error: oncegate.toml, work.visibility: visibility='13h' is too long; the maximum of any queue is 12h",
             ],
         )
-        assert oncegate("work", "sqs://q?region=x", "--handler", "json:dumps")[2] == err.splitlines(keepends=True)[0]
+        (tmp_path / "oncegate.toml").write_text("[work]\nbatch = 11\n")
+        assert oncegate("config", "check")[0] == exit_codes.OK
+        assert oncegate("work", "sqs://q?region=x", "--handler", "json:dumps")[2] == (
+            "Error: oncegate.toml, work.batch: batch=11 must be a whole number from 1 to 10\n"
+        )
 
     def test_every_problem_of_forwarding(self, oncegate: Run, tmp_path: Path) -> None:
         """All problems of forwarding are reported at once, each with its own place."""

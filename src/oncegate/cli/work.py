@@ -25,7 +25,7 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.inbox import Inboxes
-from oncegate.ingress.options import NATS_LIMITS, validate
+from oncegate.ingress.options import WIDEST_LIMITS, validate
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.journal import Recorder
 from oncegate.service.log import announce, console_for, handler_for, stack_lines
@@ -252,7 +252,7 @@ def check_work_option(settings: Settings, name: str) -> None:
     this option is reported."""
     defaults = {each: SETTINGS[f"work.{each}"].default for each in WORKER_OPTIONS}
     try:
-        validate(NATS_LIMITS, **defaults | {name: settings[f"work.{name}"]})
+        validate(WIDEST_LIMITS, **defaults | {name: settings[f"work.{name}"]})
     except SettingError as error:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 
