@@ -83,8 +83,8 @@ QUICK = Sizes(
     sqs_events=100,
     http_requests=500,
     inbox_seconds=1.0,
-    journal_rows=20_000,
-    imports=3,
+    journal_rows=5_000,
+    imports=1,
     scale_keys=20_000,
 )
 

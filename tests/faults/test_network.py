@@ -41,5 +41,5 @@ def test_a_new_owner_on_retry_is_caught(ground_of: Callable[[str], Ground], seed
 @pytest.mark.parametrize("name", ["redis", "postgres"])
 def test_a_settlement_accepted_once_is_caught(ground_of: Callable[[str], Ground], name: str, seed: int) -> None:
     """If a retry of a settlement were rejected, its owner would get LeaseLost for an event that it has completed."""
-    run = lost_answers(ground_of(name), "run", "reset after", 14, seed, ablation="settled once")
+    run = lost_answers(ground_of(name), "run", "reset after", 40, seed, ablation="settled once")
     assert any("was refused to its owner" in complaint for complaint in run.complaints)

@@ -12,6 +12,8 @@ from oncegate.testing.requests import KEY, NAMESPACE, complete, granted, stored
 
 
 class TestMemoryStore(InboxContract, StoreContract):
+    histories = 100
+
     def open(self, clock: Clock | None) -> Store:
         return MemoryStore(clock=clock)
 

@@ -25,6 +25,7 @@ from tests.stores.forking import Forks, run
 
 
 class TestSqliteStore(InboxContract, SharedStoreContract):
+    histories = 60
     processes = FORKS
 
     @pytest.fixture(autouse=True)
