@@ -153,8 +153,11 @@ class TestExamples:
             parse(arguments_of(line))
 
     @pytest.mark.parametrize("line", [line for _, line in EXAMPLES if not NOT_RUN.match(line)])
-    def test_they_run(self, line: str, gate: Gate, tmp_path: Path) -> None:
-        """An example runs as printed in a folder with the files that it names."""
+    def test_they_run(
+        self, line: str, gate: Gate, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An example runs as printed in a folder with the files that it names. Questions are answered with yes."""
+        monkeypatch.setenv("ONCEGATE_JOURNAL_PAYLOADS", "24h")
         (tmp_path / "crm.toml").write_text('retention = "7d"\n')
         (tmp_path / "app.py").write_text("def on_event(event): pass\n")
         event = '{"id": "evt-1", "type": "call.ended", "data": {"case": {"id": 1}}}\n'
@@ -165,18 +168,21 @@ class TestExamples:
         key = str(gate.run(event, lambda _: 1 / 0 if "dlq" in line else None).key)
         with closing(RecordedGate(tmp_path)) as recorded:
             recorded.run(event)
-        main = [sys.executable, "-m", "oncegate"]
         if "truth.jsonl" in line:
-            traffic = ["simulate", "--to", "file://t.jsonl", "--truth", "truth.jsonl", "--events", "1"]
-            subprocess.run([*main, *traffic], check=True, cwd=tmp_path, capture_output=True)
+            oncegate("simulate", "--to", "file://t.jsonl", "--truth", "truth.jsonl", "--events", "1")
             ran = re.search(r'"auto":"(\w+)"', (tmp_path / "truth.jsonl").read_text())
             (tmp_path / "effects.jsonl").write_text(f'{{"key": "{ran[1] if ran else ""}"}}\n')
-        script = re.sub(r"\boncegate (?=[a-z-])", f"{shlex.join(main)} ", line, count=1).replace(EXAMPLE_KEY, key)
-        script = "yes | " * ("cat " not in line) + script
-        environment = os.environ | {"ONCEGATE_JOURNAL_PAYLOADS": "24h"}
-        bash = ["bash", "-c", script]
-        done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True, env=environment)
-        assert done.returncode == exit_codes.OK, done.stderr
+        line = line.replace(EXAMPLE_KEY, key)
+        if re.search(r" [|>] ", line):
+            script = re.sub(r"\boncegate (?=[a-z-])", f"{shlex.quote(sys.executable)} -m oncegate ", line, count=1)
+            done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)  # noqa: S607
+            code, err = done.returncode, done.stderr
+        else:
+            (tmp_path / "yes").write_text("y\n")
+            with (tmp_path / "yes").open() as answers:
+                monkeypatch.setattr(sys, "stdin", answers)
+                code, _, err = oncegate(*arguments_of(line))
+        assert code == exit_codes.OK, err
 
 
 # ── --config ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,7 @@ def test_two_processes_agree_with_the_model(dynamo_server: DynamoServer) -> None
         url = dynamo_server.url(dynamo_server.new_table())
         return cast("Store", Alternating(open_store(url, clock=clock), open_store(url, clock=clock)))
 
-    run_state_machine_as_test(machine(open_two, histories=8))
+    run_state_machine_as_test(machine(open_two, histories=5))
 
 
 def test_a_refusal_is_never_based_on_a_remembered_claim(

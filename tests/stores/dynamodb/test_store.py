@@ -31,7 +31,7 @@ from tests.stores.dynamo_server import DynamoServer, Wire, reply
 
 class TestDynamoStore(SharedStoreContract):
     # Each key is a separate request, and the emulator answers a few hundred requests per second.
-    histories = 12
+    histories = 8
     crowd = 100
     counts_expired_dead_letters = True
 
