@@ -18,7 +18,7 @@ from oncegate.ingress.sqs import client
 from oncegate.settings import Settings, examine, load
 from oncegate.settings.parsing import as_text, parsed, shown
 from oncegate.settings.schema import SETTINGS, TABLES
-from oncegate.sinks import publishing
+from oncegate.sinks import aws as aws_sinks
 from oncegate.stores.dynamodb import settings as dynamodb_urls
 from oncegate.stores.postgres import settings as postgres_urls
 from oncegate.stores.redis import settings as redis_urls
@@ -410,7 +410,7 @@ def test_masking(url: str, shown: str) -> None:
 def test_options_that_are_shown() -> None:
     """All options of stores, queues and buses are shown, except the file of a key, whose name looks like a secret."""
     ours = [*redis_urls._COMMON, *redis_urls._CLUSTERED, *redis_urls._ENCRYPTED, *postgres_urls.OPTIONS]
-    ours += [*dynamodb_urls.OPTIONS, *publishing._COMMON, *client.OPTIONS, "account", "source"]
+    ours += [*dynamodb_urls.OPTIONS, *aws_sinks._COMMON, *client.OPTIONS, "account", "source"]
     ours += ["synchronous", "busy_timeout"]
     assert set(ours) - KNOWN == {"key_file"}
 

@@ -1,7 +1,7 @@
 """Text for people: error messages about names and choices, and URLs with their secrets masked."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -21,6 +21,11 @@ def not_a_choice(setting: str, value: object, choices: Collection[str]) -> str:
     return f"{setting}={value!r} is not a choice; it is one of {', '.join(choices)}"
 
 
+def any_of(names: Sequence[str]) -> str:
+    """The names as a list in a sentence: `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 # ── URLs without secrets ──────────────────────────────────────────────────────────────────────────────────
 
 MASK: Final = "***"
@@ -34,6 +39,7 @@ oncegate_schema oncegate_connections oncegate_timeout
 host hostaddr port dbname user sslmode sslrootcert sslcert application_name target_session_attrs load_balance_hosts
 channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
 region endpoint skew parallel account source
+consumer subject ca certificate
 table columns expires until
 """
 KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())

@@ -50,12 +50,14 @@ class NatsServer(ServerProcess):
 
 
 class Stream:
-    """A stream, and the address of a consumer of it."""
+    """A stream, the address of a consumer of it, and the address to publish to it."""
 
     def __init__(self, server: NatsServer, name: str) -> None:
         self.name = name
         self._address = f"127.0.0.1:{server.port}"
-        self.source = f"nats://{self._address}/{name}?consumer=crm"
+        self.base = f"nats://{self._address}/{name}"
+        self.source = f"{self.base}?consumer=crm"
+        self.target = f"{self.base}?subject={name}.calls"
         self.call(lambda js: js.add_stream(name=name, subjects=[f"{name}.>"]))
 
     def call(self, request: Callable[[JetStreamContext], Awaitable[_R]]) -> _R:

@@ -19,7 +19,6 @@ from nats.js.api import AckPolicy
 
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, RetryLater, SettingError
-from oncegate.ingress.nats import connect_options, read_address
 from oncegate.journal import open_journal
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
@@ -41,30 +40,6 @@ def stream(server: NatsServer) -> Stream:
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_address() -> None:
-    """A URL has the server, the stream and the consumer. The port of NATS is the default."""
-    address = read_address("nats://127.0.0.1/events?consumer=crm")
-    assert (address.server, address.stream, address.consumer) == ("127.0.0.1:4222", "events", "crm")
-    assert connect_options(address) == {"servers": "nats://127.0.0.1:4222"}
-    assert read_address("nats://[::1]:5/e?consumer=c").server == "[::1]:5"
-
-
-def test_secrets(tmp_path: Path) -> None:
-    """User and password are in the URL, percent-encoded. A token is in a file."""
-    address = read_address("nats://ann:p%40ss@h/events?consumer=crm")
-    assert connect_options(address) == {"servers": "nats://h:4222", "user": "ann", "password": "p@ss"}
-    (tmp_path / "token").write_text("s3cret\n")
-    address = read_address(f"nats://h/events?consumer=crm&token_file={tmp_path}/token")
-    assert connect_options(address) == {"servers": "nats://h:4222", "token": "s3cret"}
-
-
-def test_tls() -> None:
-    """`nats+tls` verifies the certificate of the server."""
-    options = connect_options(read_address("nats+tls://h/events?consumer=crm"))
-    assert options["servers"] == "tls://h:4222"
-    assert options["tls"].check_hostname
-
-
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
@@ -81,12 +56,6 @@ def test_an_invalid_address(url: str, problem: str) -> None:
     with pytest.raises(SettingError) as rejected:
         Gate("memory://").worker(url, print)
     assert problem in str(rejected.value)
-
-
-def test_a_missing_file() -> None:
-    """A file that the URL names and that cannot be read is an error of one sentence."""
-    with pytest.raises(SettingError, match="names a file that cannot be used"):
-        connect_options(read_address("nats://h/events?consumer=crm&token_file=/no/such"))
 
 
 # ── set-ups that would lose events ────────────────────────────────────────────────────────────────────────

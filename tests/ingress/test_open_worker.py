@@ -12,9 +12,9 @@ from oncegate.ingress import check_queue
 @pytest.mark.parametrize(
     ("url", "options", "problem"),
     [
-        ("inbox", {}, "'inbox' is not a queue URL; use sqs or nats, as in 'sqs://NAME"),
+        ("inbox", {}, "'inbox' is not a queue URL; use sqs, "),
         ("sqs://a queue", {}, "is not the URL of a queue; write 'sqs://NAME"),
-        ("kafka://q", {}, "unknown queue scheme 'kafka'; use sqs or nats, as in 'sqs://NAME?region=eu-central-1'"),
+        ("ftp://q", {}, "unknown queue scheme 'ftp'; use sqs, "),
         ("sqs://q?colour=red", {}, "unknown option 'colour' in a queue URL; use region or endpoint"),
         ("sqs://q?endpoint=here", {}, "endpoint='here' is not a valid URL"),
         ("https://sqs.eu-central-1.amazonaws.com/1/", {}, "does not end with the name of a queue"),

@@ -95,7 +95,7 @@ def test_invalid_sinks(flags: dict[str, str], problem: str) -> None:
     [
         ({"serve__forward": "ftp://a"}, "serve.forward='ftp://a' must be a URL that starts with https:// or http://"),
         ({"serve__forward": "a.example"}, "must be a URL that starts with"),
-        ({"serve__publish": "https://a"}, "must be a URL that starts with sqs:// or eventbridge://, or off"),
+        ({"serve__publish": "https://a"}, "must be a URL that starts with sqs://, eventbridge://, "),
     ],
 )
 def test_schemes(flags: dict[str, str], problem: str) -> None:

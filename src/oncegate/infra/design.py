@@ -11,7 +11,7 @@ from oncegate.infra import rights
 from oncegate.infra.parts.base import Part
 from oncegate.infra.parts.functions import digest
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
-from oncegate.sinks.publishing import Destination, read_destination
+from oncegate.sinks.aws import Destination, read_destination
 from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
 
 _EVENTS: Final = "events.amazonaws.com"

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 from oncegate.ingress.options import NATS_LIMITS, SQS_LIMITS, OptionLimits, QueueOptions, validate
-from oncegate.text import quoted
+from oncegate.text import any_of, quoted
 
 if TYPE_CHECKING:
     from oncegate.gate.handlers import AsyncHandler, Handler
@@ -33,9 +33,9 @@ def _sqs() -> _Driver:
 
 
 def _nats() -> _Driver:
-    from oncegate.ingress.nats import nats_worker, read_address
+    from oncegate.ingress.nats import nats_worker, read_consumer
 
-    return _Driver(read_address, NATS_LIMITS, nats_worker, counts_attempts=False)
+    return _Driver(read_consumer, NATS_LIMITS, nats_worker, counts_attempts=False)
 
 
 # A driver is imported when its scheme is first used, so that a process does not import the code of a queue that it does
@@ -47,7 +47,7 @@ _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
     "nats": _nats,
     "nats+tls": _nats,
 }
-_USE: Final = "use sqs or nats, as in 'sqs://NAME?region=eu-central-1' or 'nats://HOST/STREAM?consumer=NAME'"
+_USE: Final = f"use {any_of(list(_DRIVERS))}, as in 'sqs://NAME?region=eu-central-1'"
 
 
 def open_worker(

@@ -17,7 +17,7 @@ from oncegate.journal import AUTO, check_journal_scheme
 from oncegate.previous.base import read_place_url
 from oncegate.settings.schema import LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
-from oncegate.text import masked, not_a_choice, quoted, unknown
+from oncegate.text import any_of, masked, not_a_choice, quoted, unknown
 
 # ── functions, written `module:function` ──────────────────────────────────────────────────────────────────
 
@@ -284,7 +284,7 @@ def _url(setting: Setting, value: Any) -> Any:
 def _place(setting: Setting, value: Any) -> Any:
     """Check the scheme of a URL. The code that uses the URL checks its other parts."""
     if not isinstance(value, str) or value.partition("://")[0] not in setting.choices or not _URL.fullmatch(value):
-        schemes = " or ".join(f"{scheme}://" for scheme in setting.choices)
+        schemes = any_of([f"{scheme}://" for scheme in setting.choices])
         raise SettingError(f"{setting.path}={_describe(value)} must be a URL that starts with {schemes}")
     return value
 

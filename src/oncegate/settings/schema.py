@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from oncegate.gate.options import OPTIONS, Option
+from oncegate.sinks import PUBLISH_SCHEMES
 
 Kind: TypeAlias = Literal[
     "text", "choice", "duration", "count", "truth", "names", "url", "place", "journal", "strategy", "function", "port"
@@ -148,7 +149,7 @@ def _sinks(table: str) -> tuple[Setting, ...]:
             "place",
             None,
             "The queue or bus to send each new event to, instead of a call to a handler.",
-            ("sqs", "eventbridge"),
+            PUBLISH_SCHEMES,
         ),
     )
 

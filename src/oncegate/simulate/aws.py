@@ -15,7 +15,7 @@ from oncegate.aws.failures import FAILURES, code_of, is_denied, is_transient
 from oncegate.errors import TargetError
 from oncegate.simulate.sender import Accepted, Answer, Rejected, Retry
 from oncegate.simulate.traffic import PlannedDelivery
-from oncegate.sinks.publishing import FIFO, Destination, failure, group_of, read_destination
+from oncegate.sinks.aws import FIFO, Destination, failure, group_of, read_destination
 
 _MOST: Final = 10  # the limit of both services for one request
 _MOST_BYTES: Final = 200_000  # below the 256 KiB of one request, with room for the other fields of an entry

@@ -12,9 +12,9 @@ from oncegate.durations import Duration
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.files import Path
 from oncegate.gate.handlers import Handler
-from oncegate.text import quoted
+from oncegate.text import any_of, quoted
 
-__all__ = ["forward", "publish"]
+__all__ = ["PUBLISH_SCHEMES", "forward", "publish"]
 
 
 class ForwardOptions(TypedDict, total=False):
@@ -39,22 +39,34 @@ def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
 
 
 def publish(url: str) -> Handler:
-    """Return a handler that sends each event to a destination: `sqs://QUEUE?region=…` or
-    `eventbridge://BUS?region=…`."""
+    """Return a handler that sends each event to a destination: `sqs://QUEUE?region=…`, `eventbridge://BUS?region=…` or
+    `nats://HOST/STREAM?subject=…`."""
     scheme, separator, _ = url.partition("://")
     if scheme not in _PUBLISHERS or not separator:
         problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
-        raise SettingError(f"{problem}; use {' or '.join(_PUBLISHERS)}, as in 'sqs://QUEUE?region=eu-central-1'")
+        raise SettingError(f"{problem}; use {any_of(PUBLISH_SCHEMES)}, as in 'sqs://QUEUE?region=eu-central-1'")
     return _PUBLISHERS[scheme]()(url)
 
 
 def _aws() -> Callable[[str], Handler]:
     try:
-        from oncegate.sinks.publishing import publisher
+        from oncegate.sinks.aws import publisher
     except ImportError as error:
         raise MissingExtra(f"publishing to AWS (no {error.name} here)", "aws") from error
     return publisher
 
 
+def _nats() -> Callable[[str], Handler]:
+    from oncegate.sinks.nats import NatsPublisher
+
+    return NatsPublisher
+
+
 # The module of a publisher is imported only when its scheme is used, because the import takes time and memory.
-_PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {"sqs": _aws, "eventbridge": _aws}
+_PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {
+    "sqs": _aws,
+    "eventbridge": _aws,
+    "nats": _nats,
+    "nats+tls": _nats,
+}
+PUBLISH_SCHEMES: Final = tuple(_PUBLISHERS)

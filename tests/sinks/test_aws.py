@@ -12,7 +12,7 @@ from oncegate import Event, Gate, keys, read
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.infra.rights import PUBLISH_ACTIONS
 from oncegate.sinks import publish
-from oncegate.sinks.publishing import Publisher, publisher, read_destination
+from oncegate.sinks.aws import Publisher, publisher, read_destination
 from tests.sinks.conftest import Client
 from tests.stores.dynamo_server import REGION, DynamoServer, reply
 from tests.stores.servers import until
@@ -254,9 +254,9 @@ class TestDestinations:
     @pytest.mark.parametrize(
         ("url", "problem"),
         [
-            ("kafka://topic", "unknown scheme 'kafka' to publish to; use sqs or eventbridge, as in 'sqs://QUEUE"),
-            ("queue", "'queue' is not a URL; use sqs or eventbridge"),
-            ("sqs://", "has no valid queue name; write 'sqs://QUEUE"),
+            ("ftp://topic", "unknown scheme 'ftp' to publish to; use sqs, eventbridge, "),
+            ("queue", "'queue' is not a URL; use sqs, eventbridge, "),
+            ("sqs://", "has no valid queue name; write"),
             ("sqs://a/b", "has no valid queue name"),
             ("sqs://key:secret@q", "has no valid queue name"),
             ("sqs://q?source=x", "unknown option 'source' of sqs://; use region, endpoint, timeout, account"),

@@ -1,0 +1,1 @@
+"""Addresses and connections of message buses, for workers and publishers."""

@@ -1,0 +1,121 @@
+"""Addresses of NATS JetStream, and how to connect to a server. Workers and publishers use this module."""
+
+import asyncio
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from oncegate.errors import MissingExtra, SettingError
+from oncegate.text import quoted
+
+try:
+    from nats.aio.client import Client
+    from nats.errors import Error as NatsError
+except ImportError as _error:
+    raise MissingExtra("the use of NATS", "nats") from _error
+
+FAILURES: Final = (NatsError, OSError, TimeoutError)
+_CONNECTION: Final = ("credentials", "token_file", "ca", "certificate", "certificate_key")
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_PORT: Final = 4222
+_CONNECT_WITHIN: Final = 5  # seconds
+
+
+class NatsAddress(Struct, frozen=True):
+    """A stream on a server. Secrets come from the URL or from files. `options` are those behind the question mark."""
+
+    server: str
+    stream: str
+    is_encrypted: bool
+    user: str | None = None
+    password: str | None = None
+    options: Mapping[str, str] = {}
+
+
+def read_address(url: str, own: Sequence[str], use: str) -> NatsAddress:
+    """Parse `nats://HOST:PORT/STREAM?…`. `nats+tls://` uses TLS. `own` are the options of the caller, besides those of
+    the connection, and `use` tells people what to write. Raises SettingError."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _PORT
+    except ValueError as error:
+        raise SettingError(f"the URL of the NATS stream is not valid: {error}; {use}") from error
+    options, known = dict(parse_qsl(parts.query)), (*own, *_CONNECTION)
+    if unknown := sorted(options.keys() - set(known)):
+        raise SettingError(f"unknown option {unknown[0]!r} in a NATS URL; use {', '.join(known)}")
+    if not host:
+        raise SettingError(f"the URL of the NATS stream has no host; {use}")
+    return NatsAddress(
+        server=f"{host}:{port}" if ":" not in host else f"[{host}]:{port}",
+        stream=checked_name(parts.path.removeprefix("/"), "stream", use),
+        is_encrypted=parts.scheme == "nats+tls",
+        user=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+        options=options,
+    )
+
+
+def checked_name(value: str, what: str, use: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise SettingError(f"{quoted(value)} is not the name of a NATS {what}; {use}")
+    return value
+
+
+def connect_options(address: NatsAddress) -> dict[str, Any]:
+    """The options for `nats.connect`. Raises SettingError if a file cannot be read."""
+    given = address.options
+    options: dict[str, Any] = {"servers": f"{'tls' if address.is_encrypted else 'nats'}://{address.server}"}
+    if address.user is not None:
+        options |= {"user": address.user, "password": address.password or ""}
+    try:
+        if "credentials" in given:
+            with open(given["credentials"], "rb"):
+                options["user_credentials"] = given["credentials"]
+        if "token_file" in given:
+            with open(given["token_file"], encoding="utf-8") as file:
+                options["token"] = file.read().strip()
+        if address.is_encrypted:
+            context = ssl.create_default_context(cafile=given.get("ca"))
+            if "certificate" in given:
+                context.load_cert_chain(given["certificate"], given.get("certificate_key"))
+            options["tls"] = context
+    except (OSError, ValueError) as error:
+        raise SettingError(f"the NATS URL names a file that cannot be used: {error}") from error
+    return options
+
+
+async def connect(address: NatsAddress, **callbacks: Any) -> Client:
+    """Connect to the server. If it cannot be reached now, this fails; a connection that is lost later comes back by
+    itself. `callbacks` are those of the client, such as `reconnected_cb`."""
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors[:] = [error]
+
+    options = connect_options(address)
+    client = Client()
+    try:
+        # With an unlimited number of reconnects, `connect` itself would wait for the server without end.
+        async with asyncio.timeout(_CONNECT_WITHIN):
+            await client.connect(
+                **options,
+                connect_timeout=_CONNECT_WITHIN,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=1,
+                error_cb=note,
+                **callbacks,
+            )
+    except BaseException as error:
+        await client.close()
+        if isinstance(error, TimeoutError) and errors:
+            raise errors[0] from error
+        raise
+    return client
+
+
+def error_text(error: BaseException) -> str:
+    return str(error).removeprefix("nats: ") or type(error).__name__
