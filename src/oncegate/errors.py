@@ -143,9 +143,9 @@ class RetryLater(OncegateError):
     """A handler raises it when an attempt failed but a later attempt may succeed. If `after` is given, the next attempt
     does not start before `after` seconds have passed.
 
-    In the inbox, such attempts do not count for the duration `retry_for`. Elsewhere the attempt counts, and a failure
-    at the last attempt makes a dead letter. Set `public` if the reason contains nothing from the payload. The reason
-    may then be logged. If only a part of the reason may be logged, `public` is that part.
+    For events of the inbox or of a message bus, such attempts do not count for the duration `retry_for`. Elsewhere the
+    attempt counts, and a failure at the last attempt makes a dead letter. Set `public` if the reason contains nothing
+    from the payload. The reason may then be logged. If only a part of the reason may be logged, `public` is that part.
     """
 
     def __init__(self, reason: str, after: float | None = None, *, public: bool | str = False) -> None:

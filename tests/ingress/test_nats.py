@@ -125,6 +125,26 @@ def test_a_failing_event_becomes_a_dead_letter(stream: Stream) -> None:
     gate.close()
 
 
+def test_an_unavailable_service_uses_up_no_attempt(stream: Stream, tmp_path: Path) -> None:
+    """While a service that the handler calls is unavailable, the event is delivered again and does not become a dead
+    letter. A failure of the handler itself still counts."""
+    attempts: list[int] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append(event.attempt)
+        if len(attempts) < 4:
+            raise RetryLater("the CRM is down", after=0)
+        if len(attempts) == 4:
+            raise ValueError("a failure of the handler")
+
+    stream.send(call(1))
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=2, backoff="10ms")) as gate:
+        with working(gate.worker(stream.source, handler)):
+            stream.until_empty()
+        assert attempts == [1, 1, 1, 1, 2]
+        assert gate.store.dead_letters() == []
+
+
 def test_an_invalid_message_becomes_a_dead_letter(stream: Stream) -> None:
     """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
     stream.send(b"not json", b"")

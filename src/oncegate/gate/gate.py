@@ -49,7 +49,8 @@ class Gate:
 
     A failed event whose payload is stored waits for `backoff` before it is retried. The pause doubles after each
     further attempt, up to `backoff_limit`. A handler may fail because a service that it calls is unavailable
-    (`RetryLater`, ConnectionError, TimeoutError). Such an event is retried for `retry_for` without using up attempts.
+    (`RetryLater`, ConnectionError, TimeoutError). If its payload is stored, or if it comes from a message bus, such an
+    event is retried for `retry_for` without using up attempts.
     With `retry_for=None`, such a failure counts like any other failure.
 
     For the duration `remember` (at most 60 s), this process answers copies of events that it has seen completed from
@@ -305,7 +306,8 @@ class Gate:
             "receivers": receivers,
             "drain": drain,
         }
-        engine = self._engine.under(max_attempts=None) if counts_attempts(queue) else self._engine.under()
+        counted = counts_attempts(queue)
+        engine = self._engine.under(max_attempts=None) if counted else self._engine.under(owns_retries=True)
         identify = partial(self._identify, trusted=True)
         context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep)
         return open_worker(queue, handler, options, context)

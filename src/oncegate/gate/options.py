@@ -103,8 +103,8 @@ OPTIONS: Final[dict[str, Option]] = {
     "retry_for": Option(
         "duration",
         "1h",
-        "How long the inbox retries an event, without using up attempts, while a service that the handler"
-        " calls is unavailable.",
+        "How long an event of the inbox or of a message bus is retried, without using up attempts, while a service that"
+        " the handler calls is unavailable.",
         optional=True,
     ),
     "sliding": Option(
@@ -248,6 +248,9 @@ class GateOptions(TypedDict, total=False):
 
 
 class GateConfig(Struct, frozen=True, kw_only=True):
+    """The validated options. `owns_retries` is not an option: a worker sets it if its bus delivers a failed event again
+    without an end, so that only the gate counts the attempts."""
+
     namespace: str
     mode: Mode
     retention: int
@@ -275,6 +278,7 @@ class GateConfig(Struct, frozen=True, kw_only=True):
     on_replay: OnReplay
     on_stale: OnStale
     previous: str | None
+    owns_retries: bool = False
 
     def __repr__(self) -> str:
         """The usual text of a Struct, without the password in the URL of `previous`."""

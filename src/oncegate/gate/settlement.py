@@ -70,11 +70,12 @@ class SettlementPlanner:
 
     def failed(self, job: Job, error: BaseException) -> PlannedSettlement:
         """Plan the settlement of a failed attempt. The event is released and retried. It is buried if this was the last
-        attempt, or if the handler raised `Bury`. If the store holds the event, and a service that the handler calls is
-        unavailable, the attempt does not count."""
-        max_attempts, raised = self._config.max_attempts, loggable_error(error)
-        if self._config.retry_for is not None and job.is_stored and is_unavailable(error):
-            planned = self._unavailable(job, error, raised, self._config.retry_for)
+        attempt, or if the handler raised `Bury`. If the store or a bus holds the event, and a service that the handler
+        calls is unavailable, the attempt does not count."""
+        config, raised = self._config, loggable_error(error)
+        max_attempts, is_held = config.max_attempts, job.is_stored or config.owns_retries
+        if config.retry_for is not None and is_held and is_unavailable(error):
+            planned = self._unavailable(job, error, raised, config.retry_for)
         elif isinstance(error, BuryNow) or (max_attempts is not None and job.event.attempt >= max_attempts):
             planned = self.buried(job, error_text(error), raised)
         else:
