@@ -1,0 +1,167 @@
+"""Send simulated webhooks through a message bus, and kill every part on the way. Each event takes effect once.
+
+    oncegate simulate ──▶ oncegate serve ──▶ bus ──▶ oncegate work ──▶ Postgres
+
+Everything runs in a temporary folder on this machine, on free ports. At the end, `oncegate verify` compares the effects
+in Postgres with the events that were sent.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from cases import TABLES
+from parts import Bus, Nats, Part, free_port, is_listening, postgres
+
+BUSES: dict[str, Callable[[Path], Bus]] = {"nats": Nats}
+SHARES = ("--echo", "0.05", "--conflict", "0.03", "--invalid", "0.02")
+SETTINGS = """
+key = 'first(state_change("500ms"), auto)'  # a state change and its echo, within 500 ms, are one event
+lease = "3s"  # the claims of a killed process end soon
+[serve]
+signature = "none"  # the service listens on 127.0.0.1 only
+[work]
+visibility = "3s"
+"""
+SETTLE = 120.0  # seconds without a new effect, after which the example gives up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Webhooks, a message bus, a worker and Postgres, with kills.")
+    parser.add_argument("bus", nargs="?", choices=sorted(BUSES), default="nats", help="the bus (default: nats)")
+    parser.add_argument("--events", type=int, default=2_000, help="number of events (default: 2000)")
+    parser.add_argument("--rate", type=int, default=200, help="events per second (default: 200)")
+    parser.add_argument("--kills", type=int, default=2, help="how often each part is killed (default: 2)")
+    parser.add_argument("--seed", type=int, default=1, help="the traffic and the times of the kills (default: 1)")
+    given = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # also in a pipe
+    with temporary_folder() as folder:
+        sys.exit(run(folder, BUSES[given.bus], given))
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that other users may enter: root runs Postgres as `nobody`."""
+    with tempfile.TemporaryDirectory(prefix="oncegate-bus-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace) -> int:
+    """Run the example. Returns the exit code of `oncegate verify`: 0 if each event took effect once."""
+    for name in ("postgres", "bus"):
+        (folder / name).mkdir()
+    shutil.copy(Path(__file__).with_name("cases.py"), folder)
+    (folder / "oncegate.toml").write_text(SETTINGS)
+    with ExitStack() as stack:
+        database, url = postgres(folder / "postgres")
+        bus = open_bus(folder / "bus")
+        stack.callback(database.stop)
+        stack.callback(bus.stop)
+        database.start()
+        bus.start()
+        create_tables(url)
+        port = free_port()
+        env = {"DATABASE_URL": url, "ONCEGATE_STORE": url}
+        oncegate = [sys.executable, "-m", "oncegate"]
+        serve = [*oncegate, "serve", "--port", str(port), "--publish", bus.publish]
+        service = Part("serve", serve, folder, lambda: is_listening(port), env=env)
+        work = [*oncegate, "work", bus.source, "--handler", "cases:record_event"]
+        worker = Part("work", work, folder, lambda: True, env=env)
+        for part in (service, worker):
+            stack.callback(part.stop)
+            part.start()
+        send(folder, port, [service, worker, *bus.parts, database], given)
+        wait_for_effects(url, given.events)
+        for part in (service, worker):
+            part.stop()
+        return verdict(folder, url)
+
+
+def create_tables(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        with suppress(psycopg.OperationalError):
+            with psycopg.connect(url) as db:
+                db.execute(TABLES)
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit("Postgres does not answer")
+        time.sleep(0.1)
+
+
+# ── traffic and kills ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def send(folder: Path, port: int, parts: list[Part], given: argparse.Namespace) -> None:
+    """Send the traffic, and kill the parts one after the other meanwhile. The simulator repeats a delivery that was not
+    accepted, as a contact centre does."""
+    command = [sys.executable, "-m", "oncegate", "simulate", "--to", f"http://127.0.0.1:{port}/events"]
+    command += ["--events", str(given.events), "--rate", str(given.rate), "--seed", str(given.seed), *SHARES]
+    command += ["--truth", "truth.jsonl", "--parallel", "4", "--patience", "2m", "--output", "json"]
+    print(f"{given.events} events go through {', '.join(part.name for part in parts)}. Each part is killed.")
+    with (folder / "simulate.json").open("wb") as output:
+        simulation = subprocess.Popen(command, cwd=folder, stdout=output)  # noqa: S603  # ourselves
+    try:
+        kill(parts, given)
+        code = simulation.wait()
+    finally:
+        simulation.kill()
+        simulation.wait()
+    if code:
+        raise SystemExit(f"oncegate simulate exited with {code}: {(folder / 'simulate.json').read_text()[-2_000:]}")
+
+
+def kill(parts: list[Part], given: argparse.Namespace) -> None:
+    chance = random.Random(given.seed)  # noqa: S311  # must be repeatable
+    seconds = given.events / given.rate / max(1, given.kills * len(parts))
+    for number in range(1, given.kills + 1):
+        for part in chance.sample(parts, len(parts)):
+            time.sleep(seconds * chance.uniform(0.5, 1.0))
+            part.crash()
+            print(f"  killed and started again: {part.name} ({number} of {given.kills})")
+
+
+# ── the verdict ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wait_for_effects(url: str, expected: int) -> None:
+    """Wait until every event has its effect, or until there was no new effect for a long time."""
+    seen, since = -1, time.monotonic()
+    while seen < expected and time.monotonic() - since < SETTLE:
+        ((count,),) = query(url, "SELECT count(*) FROM effects")
+        if count != seen:
+            seen, since = count, time.monotonic()
+            print(f"  {seen} of {expected} effects")
+        time.sleep(1)
+
+
+def verdict(folder: Path, url: str) -> int:
+    rows = query(url, "SELECT published_key, type, entity FROM effects ORDER BY number")
+    ((counted,),) = query(url, "SELECT coalesce(sum(events), 0) FROM cases")
+    ((repeats,),) = query(url, "SELECT count(*) FROM repeats")
+    lines = (json.dumps({"key": key, "type": kind, "entity": entity}) for key, kind, entity in rows)
+    (folder / "effects.jsonl").write_text("\n".join(lines) + "\n")
+    print(f"{counted} effects are committed; {repeats} repeated attempts after a kill changed nothing.")
+    command = [sys.executable, "-m", "oncegate", "verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl"]
+    code = subprocess.run(command, cwd=folder, check=False).returncode  # noqa: S603  # ourselves
+    return code if counted == len(rows) else 1
+
+
+def query(url: str, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as db:
+        return db.execute(statement.encode()).fetchall()
+
+
+if __name__ == "__main__":
+    main()
