@@ -77,7 +77,9 @@ class TestQueue:
         assert [outcome.status for outcome in outcomes] == ["processed", "duplicate"]
         (message,) = received(client, "plain")
         assert message["Body"] == body.decode()
-        assert message["MessageAttributes"]["oncegate-key"]["StringValue"] == str(outcomes[0].key)
+        attributes = {name: each["StringValue"] for name, each in message["MessageAttributes"].items()}
+        key = str(outcomes[0].key)
+        assert attributes == {"oncegate-key": key, "oncegate-source": "plain", "oncegate-attempt": "1"}
 
     def test_fifo(self, client: Client, to: Callable[..., Publisher]) -> None:
         """In a FIFO queue a second attempt is the same message, and each entity is a group, whatever its name is."""
@@ -103,6 +105,28 @@ class TestQueue:
         outcome = Gate("memory://").run({"id": "1", "text": "x" * 1_100_000}, to("sqs://plain"))
         assert outcome.status == "buried"
         assert "rejects this event (InvalidParameterValue: " in outcome.reason
+
+
+class TestStateMachine:
+    def test_started_once(self, client: Client, to: Callable[..., Publisher]) -> None:
+        """The key is the name of the execution, so a second attempt starts nothing."""
+        machines = client("stepfunctions")
+        definition = json.dumps({"StartAt": "End", "States": {"End": {"Type": "Succeed"}}})
+        role = "arn:aws:iam::000000000000:role/flow"
+        arn = machines.create_state_machine(name="cases", definition=definition, roleArn=role)["stateMachineArn"]
+        handler = to(f"stepfunctions://{arn}")
+        outcome = Gate("memory://").run(b'{"id": "evt-1"}', handler)
+        handler(outcome.event)
+        (execution,) = machines.list_executions(stateMachineArn=arn)["executions"]
+        assert execution["name"] == str(outcome.key)
+        found = machines.describe_execution(executionArn=execution["executionArn"])
+        assert json.loads(found["input"]) == {"id": "evt-1"}
+
+    def test_no_such_machine(self, to: Callable[..., Publisher]) -> None:
+        """A missing state machine is a failure, and the message says what to do. The event is not buried."""
+        arn = "arn:aws:states:eu-central-1:000000000000:stateMachine:none"
+        with pytest.raises(RetryLater, match=r"state machine .*:none \(http.*\) does not exist; check its name"):
+            to(f"stepfunctions://{arn}")(EVENT)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +290,7 @@ class TestDestinations:
             ("eventbridge://?region=x", "has no valid bus name"),
             ("eventbridge://b?source=aws.ec2", "the prefix aws. is reserved by AWS"),
             ("eventbridge://[b", "is not a URL"),
+            ("stepfunctions://cases", "has no valid ARN of a state machine; write"),
         ],
     )
     def test_invalid_urls(self, url: str, problem: str) -> None:

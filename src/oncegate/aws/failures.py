@@ -63,6 +63,7 @@ _MISSING: Final = frozenset(
         "NoSuchEntity",
         "NoSuchEntityException",
         "NonExistentQueue",
+        "StateMachineDoesNotExist",
         "QueueDoesNotExist",
         "AWS.SimpleQueueService.NonExistentQueue",
     }

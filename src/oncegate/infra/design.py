@@ -22,6 +22,7 @@ _DEAD_VISIBILITY: Final = 30
 _DELIVERY_RETRIES: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
 _INVOCATION_RETRIES: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
 _BATCH_SIZE: Final = 10
+_PUBLISH_NAMES: Final = {"sqs": "PublishToQueues", "events": "PublishToBuses", "stepfunctions": "StartExecutions"}
 
 
 class Placement(Struct, frozen=True):
@@ -240,11 +241,13 @@ class Design:
         for service, actions in rights.PUBLISH_ACTIONS.items():
             arns = [self._published_arn(each) for each in self.destinations if each.service == service]
             if arns:
-                name = "PublishToQueues" if service == "sqs" else "PublishToBuses"
-                yield rights.allow(name, actions, *dict.fromkeys(arns))
+                yield rights.allow(_PUBLISH_NAMES[service], actions, *dict.fromkeys(arns))
 
     def _published_arn(self, destination: Destination) -> str:
-        """The ARN of a queue or bus. The URL may name a region and an account other than those of the parts."""
+        """The ARN of a queue, a bus or a state machine. The URL may name another region and another account than the
+        parts have."""
+        if destination.service == "stepfunctions":
+            return destination.name
         place = Placement(
             self.place.partition, destination.region or self.place.region, destination.account or self.place.account
         )

@@ -19,7 +19,11 @@ QUEUE_ACTIONS: Final = (
     "sqs:GetQueueAttributes",
     "sqs:GetQueueUrl",
 )
-PUBLISH_ACTIONS: Final = {"sqs": ("sqs:GetQueueUrl", "sqs:SendMessage"), "events": ("events:PutEvents",)}
+PUBLISH_ACTIONS: Final = {
+    "sqs": ("sqs:GetQueueUrl", "sqs:SendMessage"),
+    "events": ("events:PutEvents",),
+    "stepfunctions": ("states:StartExecution",),
+}
 LOG_ACTIONS: Final = ("logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents")
 
 

@@ -1,7 +1,7 @@
-"""Send each event, with its key, to an SQS queue or an EventBridge bus.
+"""Send each event, with its key, to an SQS queue, an EventBridge bus or a Step Functions state machine.
 
-A destination is a URL: `sqs://QUEUE?region=…` or `eventbridge://BUS?region=…`. A URL never contains credentials:
-botocore finds the credentials.
+A destination is a URL: `sqs://QUEUE?region=…`, `eventbridge://BUS?region=…` or `stepfunctions://ARN`. A URL never
+contains credentials: botocore finds the credentials.
 """
 
 import hashlib
@@ -25,12 +25,13 @@ from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event, Key
-from oncegate.sinks.base import document
+from oncegate.sinks.base import document, headers_of
 from oncegate.text import quoted
 
 FIFO: Final = ".fifo"
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
 _BUS: Final = re.compile(r"[A-Za-z0-9_./-]{1,256}")
+_MACHINE: Final = re.compile(r"arn:[a-z-]+:states:([a-z0-9-]+):[0-9]{12}:stateMachine:[A-Za-z0-9_-]{1,80}")
 _ACCOUNT: Final = re.compile(r"[0-9]{12}")
 _USE: Final = "use 'sqs://QUEUE?region=eu-central-1' or 'eventbridge://BUS?region=eu-central-1'"
 _COMMON: Final = ("region", "endpoint", "timeout")
@@ -38,19 +39,39 @@ _MAX_CONNECTIONS: Final = 64
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
 _MAX_TYPE_LENGTH: Final = 128
 # Error codes and error texts of AWS that mean: AWS rejects the event itself.
-_REJECTED: Final = frozenset({"InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"})
+_REJECTED: Final = frozenset(
+    {"InvalidExecutionInput", "InvalidMessageContents", "MalformedDetail", "RequestEntityTooLarge"}
+)
+_STARTED: Final = "ExecutionAlreadyExists"
 _TOO_LARGE: Final = re.compile(r"too large|must be shorter|over the limit|exceed.*size|size.*exceed", re.IGNORECASE)
 _HINTS: Final = failures.ErrorHints(
     "AWS", "write ?region=eu-central-1 behind its name", "allow it in the policy of the role or user"
 )
 
 
+class _Service(Struct, frozen=True):
+    """The names of an AWS service in URLs, in permissions and in messages."""
+
+    scheme: str
+    permission: str
+    noun: str
+
+
+# By the names that botocore uses.
+_SERVICES: Final = {
+    "sqs": _Service("sqs", "sqs", "SQS queue"),
+    "events": _Service("eventbridge", "events", "EventBridge bus"),
+    "stepfunctions": _Service("stepfunctions", "states", "Step Functions state machine"),
+}
+
+
 # ── destinations ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Destination(Struct, frozen=True, kw_only=True):
-    """A queue or a bus. `timeout` is in seconds. `account` is the AWS account that owns the queue, if it differs from
-    the account of the credentials. `source` is the field `source` of the events that are put on a bus."""
+    """A queue, a bus or a state machine. `timeout` is in seconds. `account` is the AWS account that owns the queue, if
+    it differs from the account of the credentials. `source` is the field `source` of the events that are put on a
+    bus."""
 
     service: str
     name: str
@@ -63,14 +84,13 @@ class Destination(Struct, frozen=True, kw_only=True):
     def canonical(self, region: str | None) -> str:
         """The form in which records store the destination: its name and its region. The account and the endpoint are
         not included, because the URL of the same destination may omit them."""
-        scheme = "sqs" if self.service == "sqs" else "eventbridge"
-        return f"{scheme}://{self.name}?region={region}"
+        return f"{_SERVICES[self.service].scheme}://{self.name}?region={region}"
 
     @property
     def spoken(self) -> str:
         """The description of the destination in messages."""
         where = self.endpoint or (f"region {self.region}" if self.region else None)
-        named = f"the {'SQS queue' if self.service == 'sqs' else 'EventBridge bus'} {self.name}"
+        named = f"the {_SERVICES[self.service].noun} {self.name}"
         return f"{named} ({where})" if where else named
 
 
@@ -107,12 +127,28 @@ def _bus(parts: SplitResult, url: str) -> Destination:
     return Destination(service="events", name=name, source=source, **_common(options))  # type: ignore[arg-type]
 
 
-_PARSERS: Final[dict[str, Callable[[SplitResult, str], Destination]]] = {"sqs": _queue, "eventbridge": _bus}
+def _machine(parts: SplitResult, url: str) -> Destination:
+    options = _options(parts)
+    found = _MACHINE.fullmatch(parts.netloc)
+    if found is None or parts.path.strip("/"):
+        raise SettingError(
+            f"{quoted(url)} has no valid ARN of a state machine; write"
+            " 'stepfunctions://arn:aws:states:eu-central-1:123456789012:stateMachine:NAME'"
+        )
+    common = {**_common(options), "region": found[1]}
+    return Destination(service="stepfunctions", name=parts.netloc, **common)  # type: ignore[arg-type]
 
 
-def _options(parts: SplitResult, own: str) -> dict[str, str]:
+_PARSERS: Final[dict[str, Callable[[SplitResult, str], Destination]]] = {
+    "sqs": _queue,
+    "eventbridge": _bus,
+    "stepfunctions": _machine,
+}
+
+
+def _options(parts: SplitResult, *own: str) -> dict[str, str]:
     options = dict(parse_qsl(parts.query))
-    known = (*_COMMON, own)
+    known = (*_COMMON, *own)
     if unknown := sorted(options.keys() - set(known)):
         raise SettingError(f"unknown option {unknown[0]!r} of {parts.scheme}://; use {', '.join(known)}")
     return options
@@ -131,7 +167,7 @@ def publisher(url: str) -> "Publisher":
     """Return the handler for a destination. The client of the handler is created at once, so that a missing region is
     reported before the first event."""
     place = read_destination(url)
-    created = QueuePublisher(place) if place.service == "sqs" else BusPublisher(place)
+    created = _PUBLISHERS[place.service](place)
     try:
         created.open()
     except BotoCoreError as error:
@@ -146,7 +182,8 @@ def failure(error: Exception, place: Destination) -> RetryLater | Bury:
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
             return Bury(f"publish failed: {place.spoken} rejects this event ({code}: {message})")
-    action = f"{place.service}:{error.operation_name}" if isinstance(error, ClientError) else ""
+    permission = _SERVICES[place.service].permission
+    action = f"{permission}:{error.operation_name}" if isinstance(error, ClientError) else ""
     return RetryLater(f"publish failed: {failures.classify(error, place.spoken, action, _HINTS).message}", public=True)
 
 
@@ -206,9 +243,9 @@ class Publisher(ABC):
 
 
 class QueuePublisher(Publisher):
-    """Sends each event to a queue. The message body is the JSON of the event, and the message attribute `oncegate-key`
-    is the key of the event. In a FIFO queue, the key is also the deduplication id: SQS drops duplicates for five
-    minutes. In a FIFO queue, the events of one entity also keep their order."""
+    """Sends each event to a queue. The message body is the JSON of the event. Message attributes have the key, the
+    source, the type and the attempt. In a FIFO queue, the key is also the deduplication id: SQS drops duplicates for
+    five minutes. In a FIFO queue, the events of one entity also keep their order."""
 
     _queue_url: str | None = None
 
@@ -216,11 +253,10 @@ class QueuePublisher(Publisher):
         if self._queue_url is None:
             owner = {} if self.place.account is None else {"QueueOwnerAWSAccountId": self.place.account}
             self._queue_url = aws.get_queue_url(QueueName=self.place.name, **owner)["QueueUrl"]
+        attributes = {name: {"DataType": "String", "StringValue": value} for name, value in headers_of(event).items()}
         message = {"QueueUrl": self._queue_url, "MessageBody": document(event).decode()}
-        if event.key is not None:
-            attribute = {"DataType": "String", "StringValue": str(event.key)}
-            message["MessageAttributes"] = {HANDED_KEY: attribute}
-        aws.send_message(**message, **(_fifo_ids(event) if self.place.name.endswith(FIFO) else {}))
+        ids = _fifo_ids(event) if self.place.name.endswith(FIFO) else {}
+        aws.send_message(**message, MessageAttributes=attributes, **ids)
 
 
 def _fifo_ids(event: Event) -> dict[str, str]:
@@ -267,3 +303,24 @@ def _detail(raw: bytes, key: Key | None) -> str:
         added = {} if key is None else {HANDED_KEY: str(key)}
         return msgspec.json.encode({**body["detail"], **added}).decode()
     return raw.decode()
+
+
+class MachinePublisher(Publisher):
+    """Starts an execution of a state machine for each event. The input is the JSON of the event, and the name of the
+    execution is the key of the event. A standard workflow accepts a name once in 90 days, so a second attempt starts
+    nothing. An express workflow does not compare names."""
+
+    def _send(self, aws: Any, event: Event) -> None:
+        name = {} if event.key is None else {"name": str(event.key)}
+        try:
+            aws.start_execution(stateMachineArn=self.place.name, input=document(event).decode(), **name)
+        except ClientError as error:
+            if code_of(error) != _STARTED:
+                raise
+
+
+_PUBLISHERS: Final[dict[str, type[Publisher]]] = {
+    "sqs": QueuePublisher,
+    "events": BusPublisher,
+    "stepfunctions": MachinePublisher,
+}
