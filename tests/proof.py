@@ -182,6 +182,11 @@ def promotions() -> str:
     return faults.promotions(_say)
 
 
+def buses() -> str:
+    """Webhooks through every message bus, with kills of every part."""
+    return faults.buses(_say)
+
+
 def history() -> str:
     """A million operations, key by key."""
     return faults.history(_say)
@@ -199,6 +204,7 @@ LAYERS: Final[dict[str, Layer]] = {
     "Network faults": network,
     "Server restarts": restarts,
     "Replica promotion": promotions,
+    "Message buses": buses,
     "Operation history": history,
 }
 

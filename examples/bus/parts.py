@@ -171,3 +171,59 @@ class Nats:
 
     def stop(self) -> None:
         self.parts[0].stop()
+
+
+class MockKafka:
+    """A Kafka broker in memory: the mock cluster of librdkafka, in a process of its own. Its messages do not outlive
+    it, so it is not killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.parts: list[Part] = []
+        self._server = Part("kafka", [sys.executable, "-u", "-c", _MOCK_KAFKA], folder, self._is_ready)
+        self.publish = self.source = ""
+
+    def _is_ready(self) -> bool:
+        lines = self._server.log.read_text().splitlines()
+        if not lines:
+            return False
+        self.publish = f"kafka://{lines[0]}/events"
+        self.source = f"{self.publish}?group=crm"
+        return True
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+_MOCK_KAFKA = """
+import signal
+from confluent_kafka import Producer
+cluster = Producer({"bootstrap.servers": "127.0.0.1", "test.mock.num.brokers": 1, "log_level": 0})
+(broker,) = cluster.list_topics().brokers.values()
+print(f"{broker.host}:{broker.port}")
+signal.pause()
+"""
+
+
+class RabbitQueue:
+    """A queue of a RabbitMQ server that runs already. The queue is created if it does not exist."""
+
+    def __init__(self, url: str) -> None:
+        self.publish = self.source = url
+        self.parts: list[Part] = []
+
+    def start(self) -> None:
+        asyncio.run(self._create_queue())
+
+    async def _create_queue(self) -> None:
+        import aio_pika
+
+        server, _, name = self.source.rpartition("/")
+        async with await aio_pika.connect(server) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+
+    def stop(self) -> None:
+        """The server runs on."""

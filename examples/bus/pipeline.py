@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from cases import TABLES
-from parts import Bus, Nats, Part, free_port, is_listening, postgres
+from parts import Bus, MockKafka, Nats, Part, RabbitQueue, free_port, is_listening, postgres
 
-BUSES: dict[str, Callable[[Path], Bus]] = {"nats": Nats}
+BUSES: dict[str, Callable[[Path], Bus]] = {"nats": Nats, "kafka": MockKafka}
 SHARES = ("--echo", "0.05", "--conflict", "0.03", "--invalid", "0.02")
 SETTINGS = """
 key = 'first(state_change("500ms"), auto)'  # a state change and its echo, within 500 ms, are one event
@@ -33,20 +33,53 @@ signature = "none"  # the service listens on 127.0.0.1 only
 [work]
 visibility = "3s"
 """
-SETTLE = 120.0  # seconds without a new effect, after which the example gives up
+BEGIN = 3.0  # seconds before the first kill; the simulator must have reached the service
+
+
+class Verdict(NamedTuple):
+    """What took effect. `verified` is the exit code of `oncegate verify`, 0 if each event took effect once. `repeats`
+    counts attempts whose effect was committed before."""
+
+    verified: int
+    effects: int
+    repeats: int
+    seconds: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Webhooks, a message bus, a worker and Postgres, with kills.")
-    parser.add_argument("bus", nargs="?", choices=sorted(BUSES), default="nats", help="the bus (default: nats)")
+    parser.add_argument(
+        "bus",
+        nargs="?",
+        type=bus_of,
+        default="nats",
+        help="nats (the default), kafka, or the URL of a queue on your RabbitMQ server, amqp://HOST/QUEUE",
+    )
     parser.add_argument("--events", type=int, default=2_000, help="number of events (default: 2000)")
     parser.add_argument("--rate", type=int, default=200, help="events per second (default: 200)")
+    parser.add_argument(
+        "--parallel", type=int, default=1, help="webhooks sent at a time; more than one changes the order (default: 1)"
+    )
     parser.add_argument("--kills", type=int, default=2, help="how often each part is killed (default: 2)")
+    parser.add_argument(
+        "--mode", default="lease", help="the mode of the worker; with mark_first, a kill loses events (default: lease)"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=60, help="seconds without a new effect before it gives up (default: 60)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="the traffic and the times of the kills (default: 1)")
     given = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # also in a pipe
     with temporary_folder() as folder:
-        sys.exit(run(folder, BUSES[given.bus], given))
+        sys.exit(run(folder, given.bus, given).verified)
+
+
+def bus_of(text: str) -> Callable[[Path], Bus]:
+    if text in BUSES:
+        return BUSES[text]
+    if text.startswith("amqp://"):
+        return lambda _folder: RabbitQueue(text)
+    raise argparse.ArgumentTypeError(f"{text!r} must be nats, kafka or a URL such as amqp://127.0.0.1/events")
 
 
 @contextmanager
@@ -57,8 +90,9 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace) -> int:
-    """Run the example. Returns the exit code of `oncegate verify`: 0 if each event took effect once."""
+def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace) -> Verdict:
+    """Send the traffic through the bus, with kills, and compare the effects with it."""
+    begun = time.monotonic()
     for name in ("postgres", "bus"):
         (folder / name).mkdir()
     shutil.copy(Path(__file__).with_name("cases.py"), folder)
@@ -76,16 +110,16 @@ def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace
         oncegate = [sys.executable, "-m", "oncegate"]
         serve = [*oncegate, "serve", "--port", str(port), "--publish", bus.publish]
         service = Part("serve", serve, folder, lambda: is_listening(port), env=env)
-        work = [*oncegate, "work", bus.source, "--handler", "cases:record_event"]
+        work = [*oncegate, "work", bus.source, "--handler", "cases:record_event", "--mode", given.mode]
         worker = Part("work", work, folder, lambda: True, env=env)
         for part in (service, worker):
             stack.callback(part.stop)
             part.start()
         send(folder, port, [service, worker, *bus.parts, database], given)
-        wait_for_effects(url, given.events)
+        wait_for_effects(url, given.events, given.patience)
         for part in (service, worker):
             part.stop()
-        return verdict(folder, url)
+        return verdict(folder, url, begun)
 
 
 def create_tables(url: str) -> None:
@@ -108,8 +142,8 @@ def send(folder: Path, port: int, parts: list[Part], given: argparse.Namespace) 
     accepted, as a contact centre does."""
     command = [sys.executable, "-m", "oncegate", "simulate", "--to", f"http://127.0.0.1:{port}/events"]
     command += ["--events", str(given.events), "--rate", str(given.rate), "--seed", str(given.seed), *SHARES]
-    command += ["--truth", "truth.jsonl", "--parallel", "4", "--patience", "2m", "--output", "json"]
-    print(f"{given.events} events go through {', '.join(part.name for part in parts)}. Each part is killed.")
+    command += ["--truth", "truth.jsonl", "--parallel", str(given.parallel), "--patience", "2m", "--output", "json"]
+    print(f"{given.events} events. Killed {given.kills} times each: {', '.join(part.name for part in parts)}.")
     with (folder / "simulate.json").open("wb") as output:
         simulation = subprocess.Popen(command, cwd=folder, stdout=output)  # noqa: S603  # ourselves
     try:
@@ -124,6 +158,7 @@ def send(folder: Path, port: int, parts: list[Part], given: argparse.Namespace) 
 
 def kill(parts: list[Part], given: argparse.Namespace) -> None:
     chance = random.Random(given.seed)  # noqa: S311  # must be repeatable
+    time.sleep(BEGIN)
     seconds = given.events / given.rate / max(1, given.kills * len(parts))
     for number in range(1, given.kills + 1):
         for part in chance.sample(parts, len(parts)):
@@ -135,10 +170,10 @@ def kill(parts: list[Part], given: argparse.Namespace) -> None:
 # ── the verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def wait_for_effects(url: str, expected: int) -> None:
+def wait_for_effects(url: str, expected: int, patience: float) -> None:
     """Wait until every event has its effect, or until there was no new effect for a long time."""
     seen, since = -1, time.monotonic()
-    while seen < expected and time.monotonic() - since < SETTLE:
+    while seen < expected and time.monotonic() - since < patience:
         ((count,),) = query(url, "SELECT count(*) FROM effects")
         if count != seen:
             seen, since = count, time.monotonic()
@@ -146,16 +181,16 @@ def wait_for_effects(url: str, expected: int) -> None:
         time.sleep(1)
 
 
-def verdict(folder: Path, url: str) -> int:
+def verdict(folder: Path, url: str, begun: float) -> Verdict:
     rows = query(url, "SELECT published_key, type, entity FROM effects ORDER BY number")
     ((counted,),) = query(url, "SELECT coalesce(sum(events), 0) FROM cases")
     ((repeats,),) = query(url, "SELECT count(*) FROM repeats")
     lines = (json.dumps({"key": key, "type": kind, "entity": entity}) for key, kind, entity in rows)
     (folder / "effects.jsonl").write_text("\n".join(lines) + "\n")
-    print(f"{counted} effects are committed; {repeats} repeated attempts after a kill changed nothing.")
+    print(f"{counted} effects are committed. {repeats} further attempts found their effect committed.")
     command = [sys.executable, "-m", "oncegate", "verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl"]
     code = subprocess.run(command, cwd=folder, check=False).returncode  # noqa: S603  # ourselves
-    return code if counted == len(rows) else 1
+    return Verdict(code if counted == len(rows) else 1, counted, repeats, time.monotonic() - begun)
 
 
 def query(url: str, statement: str) -> list[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.faults import grounds
 from tests.faults.grounds import GROUNDS, Ground
+from tests.faults.pipelines import BUSES, through
 from tests.faults.restarts import restart
 from tests.faults.rough import KINDS
 from tests.faults.storms import Storm, storm
@@ -28,6 +29,8 @@ _LAGGING: Final = 10
 _PROMOTIONS_OF_A_WORLD: Final = 10  # no worker lives longer
 _LAG: Final = 0.2
 _OPERATIONS: Final = 250_000
+_BUS_EVENTS: Final = 50_000
+_BUS_KILLS: Final = 20
 _OPERATIONS_OF_A_WORLD: Final = 25_000
 
 _SERVER_KILLS: Final = """\
@@ -43,6 +46,24 @@ is checked as described below.
 {rows}
 
 Every event was completed and took effect once. The random moments came from seed {seed}. The run took {seconds:.0f} s.
+"""
+
+_BUSES: Final = """\
+## Message buses
+
+`oncegate simulate` sends webhooks with every kind of duplicate to `oncegate serve`, which publishes each new event to a
+bus. `oncegate work` runs the messages, and its handler writes to Postgres in a transaction that is idempotent on the
+key. Claims are in Postgres, too. Each part is killed with SIGKILL {kills} times and started again: the service, the
+worker, Postgres and the bus (the mock broker of Kafka has its messages in memory, so it is not killed). At the end
+`oncegate verify` compares the rows in Postgres with the events that were sent. *Repeated* attempts found their effect
+committed: the worker was killed after the transaction, and before the completion of the claim.
+
+| bus | mode of the worker | kills of each part | events | effects | repeated | lost | doubled | seconds |
+|---|---|--:|--:|--:|--:|--:|--:|--:|
+{rows}
+
+The last row is the control: a worker that marks an event as done before its effect loses events when it is killed. The
+kills came from seed {seed}.
 """
 
 _SERVER_ZOMBIES: Final = """\
@@ -187,6 +208,29 @@ def network(say: Say) -> str:
             counts = figures((run.cuts, *struck, *_counts(run), run.history.unanswered, *_wrong(run)))
             rows.append(f"| {ground.place.name} | {NAMES[way]} | {counts} |")
     return _page(_NETWORK, began, rows, seed=seed, kinds=" | ".join(KINDS), lines="--:|" * len(KINDS))
+
+
+def buses(say: Say) -> str:
+    """Every bus between a service and a worker that are killed, and a control that must lose events."""
+    seed, rows = random.SystemRandom().randrange(2**32), list[str]()
+    for bus in BUSES:
+        verdict = through(bus, events=_BUS_EVENTS, kills=_BUS_KILLS, seed=seed)
+        if verdict.verified:
+            raise Wrong(f"{bus}: {verdict}, seed {seed}")
+        rows.append(_bus_row(bus, "`lease`", _BUS_EVENTS, verdict.effects, verdict.repeats, verdict.seconds))
+        say(f"  {bus}: {verdict.effects:,} effects in {verdict.seconds:.0f} s")
+    control = through("NATS", events=_BUS_EVENTS // 10, kills=_BUS_KILLS, seed=seed, mode="mark_first", patience=15)
+    if not control.verified:
+        raise Wrong("the control has lost no event")
+    rows.append(_bus_row("NATS", "`mark_first`", _BUS_EVENTS // 10, control.effects, control.repeats, control.seconds))
+    return _BUSES.format(kills=_BUS_KILLS, rows="\n".join(rows), seed=seed)
+
+
+def _bus_row(bus: str, mode: str, events: int, effects: int, repeats: int, seconds: float) -> str:
+    lost, doubled = max(0, events - effects), max(0, effects - events)
+    return (
+        f"| {bus} | {mode} | {_BUS_KILLS} | {events:,} | {effects:,} | {repeats} | {lost} | {doubled} | {seconds:.0f} |"
+    )
 
 
 def restarts(say: Say) -> str:
