@@ -1,11 +1,9 @@
-"""A worker on a stream of a NATS server: effects, attempts, dead letters, evidence, outages and kills."""
+"""A worker on a stream of a NATS server: effects, attempts, dead letters, evidence and outages."""
 
 import asyncio
 import json
 import re
 import shlex
-import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -268,46 +266,6 @@ def test_a_deleted_consumer_ends_the_worker(stream: Stream) -> None:
     stream.send(call(1))
     with pytest.raises(QueueError, match="was deleted"):
         Gate("memory://").worker(stream.source, delete).run()
-
-
-PROGRAM = """
-import os, signal, sqlite3, sys
-from oncegate import Gate
-
-kill_at, ran = int(sys.argv[2]), 0
-
-def handle(event):
-    global ran
-    with sqlite3.connect("effects.db") as effects:
-        effects.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, id TEXT)")
-        effects.execute("INSERT OR IGNORE INTO effects VALUES (?, ?)", (str(event.key), event.id))
-    ran += 1
-    if ran == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Gate("sqlite:///claims.db", lease="2s", threads=1).worker(sys.argv[1], handle, visibility="2s").run()
-"""
-
-
-def test_killed_workers(stream: Stream, tmp_path: Path) -> None:
-    """Three workers are killed after an effect and before its completion. No event is lost, and each takes effect
-    once, because the effect is idempotent on the key."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    stream.send(*[{"id": f"evt-{number % 40}", "type": "call.ended"} for number in range(80)])
-    command = [sys.executable, "program.py", stream.source]
-    for kill_at in (1, 7, 12):
-        done = subprocess.run([*command, str(kill_at)], cwd=tmp_path, capture_output=True, timeout=60)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert stream.left() > 40
-    with subprocess.Popen([*command, "0"], cwd=tmp_path, stderr=subprocess.PIPE) as last:
-        try:
-            stream.until_empty()
-        finally:
-            last.terminate()
-            last.communicate(timeout=40)
-    with closing(sqlite3.connect(tmp_path / "effects.db")) as db:
-        effects = sorted(each for (each,) in db.execute("SELECT id FROM effects"))
-    assert effects == sorted(f"evt-{number}" for number in range(40))
 
 
 def test_the_command(stream: Stream, tmp_path: Path) -> None:
