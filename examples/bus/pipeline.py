@@ -111,6 +111,7 @@ def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace
         serve = [*oncegate, "serve", "--port", str(port), "--publish", bus.publish]
         service = Part("serve", serve, folder, lambda: is_listening(port), env=env)
         work = [*oncegate, "work", bus.source, "--handler", "cases:record_event", "--mode", given.mode]
+        work += ["--namespace", "cases"]  # service and worker share the database, but not the inbox
         worker = Part("work", work, folder, lambda: True, env=env)
         for part in (service, worker):
             stack.callback(part.stop)
