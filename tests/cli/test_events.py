@@ -407,7 +407,7 @@ class TestExport:
         for _ in range(12):
             recorded.gate.run_batch([CALL], lambda _event: None)
         assert recorded.recorder.flush(10)
-        assert oncegate("events", "export", "-")[2] == "Wrote 5 deliveries. Left out: 8 copies in storms.\n"
+        assert oncegate("events", "export", "-")[2] == "Wrote 6 deliveries. Left out: 7 copies in storms.\n"
 
     def test_many_pages(self, oncegate: Run, recorded: RecordedGate) -> None:
         """A long recording is in order, and a filter selects its rows."""

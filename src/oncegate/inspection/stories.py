@@ -34,7 +34,7 @@ from oncegate.journal.base import (
 )
 from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES
 from oncegate.journal.rows import OPERATOR, Row
-from oncegate.journal.storms import SEPARATE
+from oncegate.journal.storms import SEPARATE, is_copy
 from oncegate.sources import understood
 from oncegate.stores.base import Entry
 
@@ -52,6 +52,10 @@ _UNWRITTEN: Final = 5_000_000  # microseconds; the recorder writes a row within 
 _FIRST: Final = frozenset({"accepted", "processed", "failed", "buried", "invalid", "unguarded", "skipped"})
 MISSING: Final = "rows are missing: they are not written yet, were dropped, or were deleted"
 _UNCOUNTED: Final = "more copies in the same minute may be missing: they are counted when the minute ends"
+_COUNT_LOST: Final = (
+    "more copies may be missing: after 5 copies in a minute, the others are counted when the minute ends, and not if"
+    " the process was killed before that"
+)
 _NO_PAYLOAD: Final = "no payload is stored: the setting journal_payloads is off, or the payload was deleted"
 _NO_DETAILS: Final = (
     "a row has no hashes of its body: the body is too large, the event is part of a storm, or the recorder was too busy"
@@ -237,7 +241,7 @@ class Stories:
             self._key_parts(focus, explanation, entry, original),
             explanation,
             sum(line.row.count for line in lines if line.is_arrival),
-            missing or (_UNCOUNTED if _has_uncounted_copies(rows) else ""),
+            missing or _uncounted_copies(rows, self._clock()),
             found.next is not None,
             original,
             None if original is None or original.id == delivered.id else self._difference(original, delivered, entry),
@@ -457,23 +461,25 @@ def _is_complete(lines: Sequence[StoryLine], original: Row | None, entry: Entry 
     return record.first_seen >= began - _LATE and record.attempts <= attempts
 
 
-def _has_uncounted_copies(rows: Iterable[Row]) -> bool:
-    """Whether copies may be missing that a recorder has counted but not written. A recorder writes the first five rows
-    of an event in a minute. It writes further copies as one row when the minute ends, or never if its process is
-    killed."""
-    times: dict[tuple[str, str], list[int]] = {}  # of the rows since the last row of several copies, by recorder
-    uncounted: set[tuple[str, str]] = set()
+def _uncounted_copies(rows: Iterable[Row], now: int) -> str:
+    """Returns why copies may be missing that a recorder has counted but not written; "" if there is no such sign. A
+    recorder writes the first five copies of an event in a minute. It writes further copies as one row when the minute
+    ends, or never if its process is killed."""
+    times: dict[tuple[str, str], list[int]] = {}  # of the copies since the last row of several copies, by recorder
+    uncounted: dict[tuple[str, str], int] = {}  # the time of the last of these copies
     for row in rows:
         recorder = (row.place, row.worker)
         if row.count > 1:
             times.pop(recorder, None)
-            uncounted.discard(recorder)
-        elif row.status != OPERATOR:
+            uncounted.pop(recorder, None)
+        elif row.status != OPERATOR and is_copy(row.status, row.took):
             known = times.setdefault(recorder, [])
             known.append(row.at)
             if len(known) >= SEPARATE and row.at - known[-SEPARATE] < MINUTE:
-                uncounted.add(recorder)
-    return bool(uncounted)
+                uncounted[recorder] = row.at
+    if not uncounted:
+        return ""
+    return _UNCOUNTED if now - max(uncounted.values()) < MINUTE + _UNWRITTEN else _COUNT_LOST
 
 
 def _json(value: Any) -> str | None:
