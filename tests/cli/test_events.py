@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ class TestList:
         assert (row["occurred_at"], row["attempt"], row["count"]) == ("2026-02-03T10:00:00.000Z", 1, 1)
         assert row["at"].endswith("Z")
         assert 0 <= row["took_ms"] < 10_000
+        since = datetime.fromisoformat(row["at"]) - datetime.fromisoformat(row["occurred_at"])
+        assert row["lag_ms"] == pytest.approx(since / timedelta(milliseconds=1) - row["took_ms"])
 
     def test_actions_of_operators(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
         """Rows of operators are listed only on request."""

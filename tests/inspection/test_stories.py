@@ -115,6 +115,7 @@ def test_attempts_of_a_stored_event_are_not_deliveries(desk: Callable[..., Desk]
         ("accepted", True, False),
         ("failed", False, True),
     ]
+    assert [each.row.attempt for each in story.lines[:2]] == [0, 1]
     assert story.deliveries == 2
     assert story.sentence.startswith("Run and failed: evt-1 failed at attempt 1 (counted from the last redrive")
 

@@ -57,6 +57,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "state": row.state,
         "stale": row.stale,
         "occurred_at": rfc3339(row.occurred_at),
+        "lag_ms": None if row.lag is None else round(row.lag / 1_000, 3),
         "attempt": row.attempt or None,
         "took_ms": None if row.took is None else round(row.took / 1_000, 3),
         "reason": row.reason,

@@ -191,7 +191,7 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
         "" if key is None else key.strategy,
         _bounded(event.part),
         _bounded(event.state),
-        event.attempt,
+        0 if outcome.status == "accepted" else event.attempt,  # a store may grant an event with its admission
         lag,
         took,
         reason_of(outcome),
