@@ -423,6 +423,32 @@ def test_the_parts_of_a_key(desk: Callable[..., Desk]) -> None:
     assert "the key strategy has changed" in (changed.reason or "")
 
 
+def test_the_parts_of_a_key_that_an_emission_has_joined(desk: Callable[..., Desk]) -> None:
+    """The key of a logical duplicate is that of the first emission, so its parts are those of the first emission. All
+    further emissions are duplicates, whatever their content."""
+    calls = desk(key='state_change("500ms")', payloads=True)
+    calls.gate.run(change("evt-1", "held", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "05.2"), succeed)
+    first, echo = calls.story("evt-1"), calls.story("evt-2")
+    assert echo.focus.kind == "state-echo"
+    assert first.key is not None
+    assert first.key == echo.key
+    assert first.key.parts is not None
+    assert first.key.parts[-1] == 1_770_112_805_000_000
+    assert "every further delivery with this key, whatever its content, is a duplicate" in echo.sentence
+
+
+def test_no_parts_of_a_key_of_another_emission(desk: Callable[..., Desk]) -> None:
+    """If the payload of the first emission is not stored, the parts of its key are not known."""
+    calls = desk(key='state_change("500ms")', payloads=True)
+    with closing(Gate(calls.url, key=calls.settings.strategy())) as unrecorded:
+        unrecorded.run(change("evt-1", "held", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "05.2"), succeed)
+    key = calls.story("evt-2").key
+    assert key is not None
+    assert (key.parts, (key.reason or "")[:41]) == (None, "it is the key of another emission of the ")
+
+
 def test_no_parts_without_a_payload(desk: Callable[..., Desk]) -> None:
     calls = desk()
     calls.gate.run(CALL, succeed)

@@ -41,6 +41,7 @@ from oncegate.times import readable_time
 KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
 _NO_ID: Final = "an event without an id"
+_NEVER_BIND: Final = frozenset({"state_change", "once_per"})  # strategies that join events with different content
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
     "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
@@ -298,9 +299,10 @@ class Explainers:
         """The hints of the first route. A file is read with these hints."""
         return self._of(next(iter(self._routes))).hints
 
-    def record(self, entry: Entry) -> Explanation:
-        """Explain a record with the key of the route that has its namespace."""
-        return self._for(entry.namespace).record(entry)
+    def record(self, entry: Entry, strategy: str = "") -> Explanation:
+        """Explain a record with the key of the route that has its namespace. `strategy` is the strategy that made the
+        key, if the journal knows it."""
+        return self._for(entry.namespace).record(entry, strategy)
 
     def reader(self, namespace: str) -> tuple[keys.Strategy, Hints]:
         """The key strategy and the hints of the route that has this namespace."""
@@ -355,23 +357,30 @@ class Explainer:
     def reader(self) -> tuple[keys.Strategy, Hints]:
         return self._make, self.hints
 
-    def record(self, entry: Entry) -> Explanation:
+    def record(self, entry: Entry, strategy: str = "") -> Explanation:
         """Explain a record, with facts from its payload if the record still has a payload."""
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
-            return self._explain_entry(entry, now)
+            return self._explain_entry(entry, now, binds=strategy not in _NEVER_BIND)
         key = known.key if known.role == "own" else None
         return self._with_timeline(self._explain_entry(entry, now, known.role, key), entry.namespace, key)
 
     def _explain_entry(
-        self, entry: Entry, now: int, role: KeyRole | None = None, key: Key | None = None, kind: str | None = None
+        self,
+        entry: Entry,
+        now: int,
+        role: KeyRole | None = None,
+        key: Key | None = None,
+        kind: str | None = None,
+        *,
+        binds: bool = True,
     ) -> Explanation:
         handed_on = stage_records(self._store, entry)
         consumer = handed_on[0].record if handed_on else None
         store, owner = self._store, entry.record.owner
         ended = isinstance(store, KnowsEndedProcesses) and store.has_ended(owner)
-        decided = decision(entry.record, now, role, consumer, ended=ended, binds=key is None or key.binds)
+        decided = decision(entry.record, now, role, consumer, ended=ended, binds=binds if key is None else key.binds)
         return Explanation(f"{decided}{self._entity_order(entry)}", now, entry, key, kind, handed_on=tuple(handed_on))
 
     def _entity_order(self, entry: Entry) -> str:

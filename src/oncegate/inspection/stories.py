@@ -63,6 +63,7 @@ _NO_DETAILS: Final = (
 _OTHER_KEY: Final = (
     "the settings make another key from the payload: the key strategy has changed, or the event was a replay"
 )
+_JOINED: Final = "it is the key of another emission of the same state change, and the payload of that one is not stored"
 _NO_RECORD: Final = "The store has no record of {name}{why}. The last decision, {ago} ago: {reason}"
 # The decisions that prove that there was a record. Other decisions prove it only with an attempt or an original.
 _RECORDED: Final = frozenset({"accepted", "processed", "conflict", "buried"})
@@ -219,7 +220,8 @@ class Stories:
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
         entry = self._record(focus.namespace, focus.key)
         key, decisive = self._decisive(focus, rows, decided_by, entry)
-        explanation = None if decisive is None else self._explainers.record(decisive)
+        strategy = focus.strategy if key == focus.key else ""
+        explanation = None if decisive is None else self._explainers.record(decisive, strategy)
         about = rows
         if key != focus.key:
             about = in_order(self._rows(focus.namespace, key))
@@ -334,21 +336,25 @@ class Stories:
         text = focus.key.hex()
         if explanation is not None and explanation.key is not None:
             return KeyParts(text, focus.strategy, explanation.key.parts)
-        event = self._event(focus)
-        if event is None and original is not None:  # its key has the same parts
-            event = self._event(original, None if entry is None else entry.record.payload)
-        if event is None:
-            return KeyParts(text, focus.strategy, None, _NO_PAYLOAD)
+        event, reason = self._event(focus), _NO_PAYLOAD
         make, _ = self._explainers.reader(focus.namespace)
-        try:
-            key = make(event)
-        except MissingKey as error:
-            return KeyParts(text, focus.strategy, None, str(error))
-        except Exception as error:  # noqa: BLE001  # the key function is the user's
-            return KeyParts(text, focus.strategy, None, f"the key function raised {type(error).__name__}")
-        if key.digest != focus.key and key.change is None:
-            return KeyParts(text, focus.strategy, None, _OTHER_KEY)
-        return KeyParts(text, focus.strategy, key.parts)
+        # The original has the same key. For a later emission of a state change, only the original has its parts.
+        stored = None if entry is None else entry.record.payload
+        for each in (event, None if original is None else self._event(original, stored)):
+            if each is None:
+                continue
+            try:
+                key = make(each)
+            except MissingKey as error:
+                reason = str(error)
+                continue
+            except Exception as error:  # noqa: BLE001  # the key function is the user's
+                reason = f"the key function raised {type(error).__name__}"
+                continue
+            if key.digest == focus.key:
+                return KeyParts(text, focus.strategy, key.parts)
+            reason = _OTHER_KEY if key.change is None else _JOINED
+        return KeyParts(text, focus.strategy, None, reason)
 
     # ── other strategies ──────────────────────────────────────────────────────────────────────────────────
 
