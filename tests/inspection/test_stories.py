@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys, read
 from oncegate.claims import Redrive, Reset
 from oncegate.clocks import wall
 from oncegate.errors import StoreUnavailable
@@ -128,7 +128,7 @@ def test_an_attempt_of_a_stored_event_is_no_copy(desk: Callable[..., Desk]) -> N
     story = calls.story("evt-1")
     assert [each.row.status for each in story.lines] == ["accepted", "processed"]
     assert (story.focus.status, story.is_copy, story.difference) == ("processed", False, None)
-    assert {each.decision for each in story.strategies} <= {"new", "not known"}
+    assert {each.decision for each in story.strategies} <= {"new", "not known", "no key"}
 
 
 def test_a_storm_is_counted(desk: Callable[..., Desk]) -> None:
@@ -461,6 +461,11 @@ def test_no_parts_without_a_payload(desk: Callable[..., Desk]) -> None:
 # ── other strategies ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def decided(story: Story) -> dict[str, str]:
+    """What each strategy would have decided."""
+    return {each.strategy: each.text for each in story.strategies}
+
+
 def test_other_strategies(desk: Callable[..., Desk]) -> None:
     """Each strategy names the earlier event that it would have joined, or says that the event would be new."""
     genesys = {
@@ -478,9 +483,12 @@ def test_other_strategies(desk: Callable[..., Desk]) -> None:
     calls.gate.run(genesys | {"id": "env-2"}, succeed)
     story = calls.story("env-2")
     assert story.focus.status == "processed"
-    decided = {each.strategy: (each.decision, each.row.event_id if each.row else None) for each in story.strategies}
-    assert decided == {"auto": ("duplicate", "env-1"), "event_id": ("new", None), "content": ("duplicate", "env-1")}
-    assert [each.text for each in story.strategies] == ["duplicate of env-1", "new event", "duplicate of env-1"]
+    assert decided(story) == {
+        "auto": "duplicate of env-1",
+        "event_id": "new event",
+        "content": "duplicate of env-1",
+        "state_change": "duplicate of env-1",
+    }
     assert story.compared == 1
     first = calls.story("env-1")
     assert {each.decision for each in first.strategies} == {"new"}
@@ -491,14 +499,73 @@ def test_conflicts_under_other_strategies(desk: Callable[..., Desk]) -> None:
     calls.gate.run(CALL, succeed)
     calls.gate.run(CALL | {"x": 1}, succeed)
     calls.gate.run({"noId": 1}, succeed)
-    decided = {each.strategy: each.decision for each in calls.story("evt-1").strategies}
-    assert decided == {"auto": "conflict", "event_id": "conflict", "content": "new"}
-    (row,) = calls.journal.rows(limit=1)
-    assert {each.strategy: each.decision for each in calls.stories.of_row(row).strategies} == {
-        "auto": "new",
-        "event_id": "no key",
-        "content": "new",
+    assert decided(calls.story("evt-1")) == {
+        "auto": "conflict with evt-1",
+        "event_id": "conflict with evt-1",
+        "content": "new event",
+        "state_change": "no key for this event",
     }
+    (row,) = calls.journal.rows(limit=1)
+    assert decided(calls.stories.of_row(row)) == {
+        "auto": "new event",
+        "event_id": "no key for this event",
+        "content": "new event",
+        "state_change": "no key for this event",
+    }
+
+
+def test_a_state_change_under_another_strategy(desk: Callable[..., Desk]) -> None:
+    """Events with different ids and content, but one state and nearly one time, would be one event with state_change.
+    An event with another state, or at another time, would be new. Rows without hashes suffice."""
+    calls = desk()
+    for event_id, state, at in (
+        ("1", "ringing", "00"),
+        ("2", "held", "05"),
+        ("3", "held", "05.4"),
+        ("4", "held", "09"),
+    ):
+        calls.gate.run(change(event_id, state, at), succeed)
+        calls.gate.run(change(event_id, state, at), succeed)
+    found = {each: decided(calls.story(each))["state_change"] for each in "1234"}
+    assert found == {"1": "duplicate of 1", "2": "duplicate of 2", "3": "duplicate of 2", "4": "duplicate of 4"}
+    first = [row for row in calls.journal.rows() if row.status == "processed"]
+    assert {row.event_id: decided(calls.stories.of_row(row))["state_change"] for row in first} == {
+        "1": "new event",
+        "2": "new event",
+        "3": "duplicate of 2",
+        "4": "new event",
+    }
+
+
+def test_an_event_that_the_journal_does_not_have(desk: Callable[..., Desk]) -> None:
+    """An event of a file is compared with the original: by hashes without payloads, and by values with payloads."""
+    calls = desk()
+    calls.gate.run(CALL, succeed)
+    calls.gate.run(CALL, succeed)
+    for given, paths in ((CALL, ()), (CALL | {"agent": "a", "data": {"state": "held"}}, ("agent", "data.by"))):
+        (event,) = read(given)
+        story = calls.stories.of_event("default", keys.auto(event), event)
+        assert story is not None
+        assert story.difference is not None
+        assert (story.difference.paths, story.difference.values) == (paths, None)
+        assert (story.focus.status, story.deliveries, story.compared) == ("", 2, 1)
+        assert decided(story)["event_id"] == ("conflict with evt-1" if paths else "duplicate of evt-1")
+        assert decided(story)["content"] == ("new event" if paths else "duplicate of evt-1")
+        assert story.key is not None
+        assert story.key.parts == ("evt-1",)
+    assert calls.stories.of_event("other", keys.auto(event), event) is None
+
+
+def test_the_values_of_an_event_that_the_journal_does_not_have(desk: Callable[..., Desk]) -> None:
+    calls = desk(payloads=True)
+    calls.gate.run(CALL, succeed)
+    (event,) = read(CALL | {"agent": "a"})
+    story = calls.stories.of_event("default", keys.auto(event), event)
+    assert story is not None
+    assert story.difference is not None
+    assert [(each.path, each.original, each.value) for each in story.difference.values or ()] == [
+        ("agent", None, '"a"')
+    ]
 
 
 def test_rows_without_details(desk: Callable[..., Desk]) -> None:
@@ -511,7 +578,7 @@ def test_rows_without_details(desk: Callable[..., Desk]) -> None:
     with closing(open_journal(calls.url.replace("oncegate.db", "oncegate.journal.db"))) as journal:
         journal.append(NewRows([NewRow(label, fields)], {(first.at // MINUTE, label): 1}, {}))
     story = calls.story("evt-1")
-    assert {each.decision for each in story.strategies} == {"not known"}
+    assert {each.decision for each in story.strategies if each.strategy != "state_change"} == {"not known"}
     assert story.difference is not None
     assert story.difference.paths is None
     assert "no hashes of its body" in (story.difference.reason or "")

@@ -176,6 +176,8 @@ def _facts(story: Story) -> dict[str, Any]:
 
 
 def _delivery_text(row: Row) -> str:
+    if not row.status:
+        return f"{name_of(row)}, the event of the file"
     delivery = f", delivery {row.delivery_id}" if row.delivery_id else ""
     return f"{name_of(row)}{delivery}, {outcome_text(row)} at {readable_time(row.at)}"
 
@@ -199,7 +201,7 @@ def story_fields(story: Story) -> dict[str, Any]:
         "deliveries": story.deliveries,
         "is_complete": story.is_complete,
         "is_cut": story.is_cut,
-        "row": row_fields(story.focus),
+        "row": row_fields(story.focus) if story.focus.status else None,
         "original": None if story.original is None else row_fields(story.original),
         "difference": None if difference is None else msgspec.to_builtins(difference),
         "key": None if key is None else msgspec.to_builtins(key),

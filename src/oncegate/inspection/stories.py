@@ -5,6 +5,7 @@ dropped them, or because they were deleted after `journal_max_age`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
@@ -12,12 +13,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncegate import keys
 from oncegate.carriers import delivery
 from oncegate.claims import IN_PROGRESS
 from oncegate.clocks import Clock, wall
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
-from oncegate.events import Event
+from oncegate.events import Event, Key
 from oncegate.gate.outcome import ABSENT, differing_values
 from oncegate.inspection.copies import WINDOW
 from oncegate.inspection.explanations import Explainers, Explanation
@@ -32,15 +34,19 @@ from oncegate.journal.base import (
     differing_paths,
     row_with_details,
 )
-from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES
+from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES, LeafHasher, body_of, differing, digests_of
 from oncegate.journal.rows import OPERATOR, Row
 from oncegate.journal.storms import SEPARATE, is_copy
 from oncegate.sources import understood
 from oncegate.stores.base import Entry
+from oncegate.timelines import Timeline, place
+from oncegate.times import EPOCH, microseconds_of
 
 Decided: TypeAlias = Literal["new", "duplicate", "conflict", "no key", "not known"]
 Mark: TypeAlias = Literal["echo", "possible echo", "stale"]
 
+_STATE_CHANGE: Final = keys.state_change()
+_LAST_ID: Final = 2**63 - 1
 _MOST_ROWS: Final = 1_000  # rows of one story or search
 _MOST_COMPARED: Final = 500  # rows of an entity or an event id that are compared for the other strategies
 _MOST_VALUES: Final = 100
@@ -212,6 +218,41 @@ class Stories:
             )
         return self._story(focus, self._rows(focus.namespace, focus.key), decided_by)
 
+    def of_event(self, namespace: str, key: Key, event: Event) -> Story | None:
+        """Returns the story of a key for an event that the journal may not have, such as one from a file. `focus` is
+        about this event and has no status. The difference and the strategies are those of this event, too."""
+        story = self.of_key(namespace, key.digest)
+        if story is None:
+            return None
+        now = self._clock()
+        occurred = None if event.occurred_at is None else microseconds_of(event.occurred_at)
+        focus = Row(
+            id=_LAST_ID,
+            at=now,
+            lag=None if occurred is None else now - occurred,
+            key=key.digest,
+            strategy=key.strategy,
+            namespace=namespace,
+            source=event.source,
+            type=event.type,
+            entity=event.entity,
+            event_id=event.id,
+            part=event.part,
+            state=event.state,
+            digests=digests_of(event, key),
+            shape=b"-",  # it has the details itself
+        )
+        candidates = self._candidates(focus, [line.row for line in story.lines])
+        entry, original = self._record(namespace, key.digest), story.original
+        return replace(
+            story,
+            focus=focus,
+            key=KeyParts(str(key), key.strategy, key.parts) if key.change is None else story.key,
+            difference=None if original is None else self._difference(original, focus, entry, event),
+            strategies=tuple(self._strategies(focus, candidates)),
+            compared=sum(bool(row.digests) for row in candidates),
+        )
+
     def _rows(self, namespace: str, key: bytes) -> Page:
         return all_rows(self._journal, RowFilter(namespace=namespace, key=key, operators=True), _MOST_ROWS)
 
@@ -316,19 +357,33 @@ class Stories:
         event = understood(delivery((stored or b"") if payload is None else payload), hints)
         return event if event.problem is None and event.frame is None else None
 
-    def _difference(self, original: Row, focus: Row, entry: Entry | None) -> Difference:
+    def _difference(self, original: Row, focus: Row, entry: Entry | None, given: Event | None = None) -> Difference:
+        """Returns how `focus` differs from the original. `given` is the event of `focus` if the journal has no row of
+        it."""
         stored = None if entry is None else entry.record.payload
-        one, other = self._event(original, stored), self._event(focus)
+        one, other = self._event(original, stored), given or self._event(focus)
         if one is not None and other is not None:
             values = tuple(
                 ValueDifference(path, _json(first), _json(second))
                 for path, first, second in islice(differing_values(one.body, other.body), _MOST_VALUES)
             )
             return Difference(tuple(each.path for each in values), values)
-        paths = differing_paths(self._journal, original, focus)
+        paths = differing_paths(self._journal, original, focus) if given is None else self._paths(original, given)
         if paths is None:
             return Difference(None, None, _NO_DETAILS)
         return Difference(tuple(paths), None, _NO_PAYLOAD if paths else None)
+
+    def _paths(self, original: Row, event: Event) -> list[str] | None:
+        """Returns the paths at which an event differs from a row, from the leaf hashes of the row; None if the row has
+        none."""
+        row = row_with_details(self._journal, original)
+        shape = () if row is None else self._journal.shape(row.shape)
+        if row is None or not shape:
+            return None
+        try:
+            return differing((shape, row.leaves), LeafHasher(self._journal.secret()).leaves(body_of(event)))
+        except (TypeError, ValueError, RecursionError):
+            return None
 
     def _key_parts(
         self, focus: Row, explanation: Explanation | None, entry: Entry | None, original: Row | None
@@ -369,6 +424,10 @@ class Stories:
         return in_order(row for row in found.values() if _order(row) < _order(focus))
 
     def _strategies(self, focus: Row, candidates: Sequence[Row]) -> Iterator[StrategyDecision]:
+        yield from self._by_digests(focus, candidates)
+        yield _by_state_change(focus, candidates)
+
+    def _by_digests(self, focus: Row, candidates: Sequence[Row]) -> Iterator[StrategyDecision]:
         details = row_with_details(self._journal, focus)
         if details is None or not details.digests:
             yield from (StrategyDecision(name, "not known") for name in STRATEGIES)
@@ -385,6 +444,33 @@ class Stories:
                 continue
             same = _digest(first, by_content) == _digest(details, by_content)
             yield StrategyDecision(name, "duplicate" if same else "conflict", first)
+
+
+def _by_state_change(focus: Row, candidates: Sequence[Row]) -> StrategyDecision:
+    """What `state_change`, with its default window, would have decided. Rows have the fields that it needs."""
+    timelines: dict[bytes, Timeline] = {}
+    first: dict[bytes, Row] = {}
+    for row in (*candidates, focus):
+        try:
+            key = _STATE_CHANGE(_event_of(row))
+        except (MissingKey, ValueError, OverflowError):
+            continue
+        assert key.change is not None  # noqa: S101  # the key of a state change has one
+        placed = place(timelines.get(key.change.timeline, Timeline()), key.change, key.digest)
+        timelines[key.change.timeline] = placed.timeline
+        earlier = first.setdefault(placed.key, row)
+        if row is focus:
+            joined = None if earlier is focus else earlier
+            return StrategyDecision("state_change", "new" if joined is None else "duplicate", joined)
+    return StrategyDecision("state_change", "no key")
+
+
+def _event_of(row: Row) -> Event:
+    """The event of a row, without its body. Raises ValueError or OverflowError if its time is out of range."""
+    at = None if row.occurred_at is None else EPOCH + timedelta(microseconds=row.occurred_at)
+    return Event(
+        source=row.source, body=None, type=row.type, entity=row.entity, part=row.part, state=row.state, occurred_at=at
+    )
 
 
 def _latest(rows: Sequence[Row]) -> Row:
