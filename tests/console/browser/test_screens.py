@@ -48,6 +48,20 @@ def test_the_page_fits(demo: Demo, open_page: OpenPage, path: str) -> None:
     assert injected(page) == []
 
 
+def test_lines_of_a_narrow_and_a_wide_window(demo: Demo, open_page: OpenPage) -> None:
+    """On a phone, the links to all screens are on one line. In a table, the first lines of all cells of a row are
+    level, also beside a cell with several lines."""
+    page = open_page(f"{demo.console}/dead-letters", width=NARROW)
+    links = page.get_by_role("navigation", name="Screens").get_by_role("link").all()
+    tops = [(each.bounding_box() or {})["y"] for each in links]
+    assert (len(tops), len(set(tops))) == (len(SCREENS), 1)
+    page.set_viewport_size({"width": 1400, "height": 900})
+    for row in page.locator("section:has(h2) tbody tr:has(.short)").all():
+        error = row.locator("td > a:not(.button)").first
+        below = (error.bounding_box() or {})["y"] - (row.bounding_box() or {})["y"]
+        assert below < 14, row.inner_text()
+
+
 @pytest.mark.parametrize("path", SCREENS)
 def test_the_keyboard_reaches_everything(demo: Demo, open_page: OpenPage, path: str) -> None:
     """The Tab key reaches every control, and every control shows that it has the focus."""
