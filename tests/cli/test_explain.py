@@ -929,7 +929,8 @@ class TestJournal:
         assert recorded.recorder.flush(10)
         told = oncegate("explain", "evt-1")
         assert first_line(told).startswith("Run: evt-1 was processed ")
-        assert " at attempt 1 (counted from the last redrive, if there was one). " in first_line(told)
+        assert " ago at its first attempt. " in first_line(told)
+        assert json.loads(oncegate("explain", "evt-1", "--output", "json")[1])["story"]["row"]["key"] == str(again.key)
         assert first_line(oncegate("explain", str(outcome.key))).count(" ago at its first attempt. ") == 1
 
     def test_the_store_is_not_scanned(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:

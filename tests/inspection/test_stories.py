@@ -31,6 +31,18 @@ def fail(event: Event) -> None:
     raise ValueError("a secret of the payload")
 
 
+class FailFirst:
+    """A handler that fails at the first attempt of each event."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str | None, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.calls[event.id] = self.calls.get(event.id, 0) + 1
+        if self.calls[event.id] == 1:
+            raise ValueError("first")
+
+
 class Desk:
     """A gate with a journal, and the stories about its events."""
 
@@ -117,7 +129,35 @@ def test_attempts_of_a_stored_event_are_not_deliveries(desk: Callable[..., Desk]
     ]
     assert [each.row.attempt for each in story.lines[:2]] == [0, 1]
     assert story.deliveries == 2
-    assert story.sentence.startswith("Run and failed: evt-1 failed at attempt 1 (counted from the last redrive")
+    assert story.sentence.startswith("Run and failed: evt-1 failed at its first attempt with ")
+
+
+def run_until(calls: Desk, handler: Callable[[Event], None], done: Callable[[], bool]) -> None:
+    """Run waiting events, and retry them after their backoff."""
+    deadline = time.monotonic() + 10
+    while True:
+        calls.gate.run_waiting(handler)
+        if done():
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_attempts_of_a_stored_event(desk: Callable[..., Desk]) -> None:
+    """If the journal has all attempts of a stored event, their number is exact. After a redrive, it starts again."""
+    calls = desk(max_attempts=2, backoff="1ms")
+    calls.gate.admit([{"id": "evt-0", "conversationId": "c-1"}, CALL])
+    run_until(calls, FailFirst(), lambda: len(calls.journal.rows(RowFilter(status="processed"))) == 2)
+    for event_id in ("evt-0", "evt-1"):
+        assert f"Run: {event_id} was processed " in calls.story(event_id).sentence
+        assert " ago after 2 attempts. " in calls.story(event_id).sentence
+    calls.gate.admit([{"id": "evt-2"}])
+    run_until(calls, fail, lambda: bool(calls.gate.store.dead_letters("default")))
+    assert " became a dead letter after 2 attempts: " in calls.story("evt-2").sentence
+    (letter,) = calls.gate.store.dead_letters("default")
+    assert calls.gate.store.redrive([Redrive("default", letter.key)]) == [True]
+    run_until(calls, succeed, lambda: not calls.gate.store.dead_letters("default"))
+    assert " ago at attempt 1 (counted from the last redrive, if there was one). " in calls.story("evt-2").sentence
 
 
 def test_an_attempt_of_a_stored_event_is_no_copy(desk: Callable[..., Desk]) -> None:

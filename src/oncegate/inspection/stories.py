@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from oncegate import keys
 from oncegate.carriers import delivery
-from oncegate.claims import IN_PROGRESS
+from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.clocks import Clock, wall
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
 from oncegate.events import Event, Key
 from oncegate.gate.outcome import ABSENT, differing_values
 from oncegate.inspection.copies import WINDOW
-from oncegate.inspection.explanations import Explainers, Explanation
+from oncegate.inspection.explanations import Explainers, Explanation, KnownHistory
 from oncegate.journal.base import (
     ALL_ROWS,
     MINUTE,
@@ -261,8 +261,8 @@ class Stories:
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
         entry = self._record(focus.namespace, focus.key)
         key, decisive = self._decisive(focus, rows, decided_by, entry)
-        strategy = focus.strategy if key == focus.key else ""
-        explanation = None if decisive is None else self._explainers.record(decisive, strategy)
+        known = _history(focus, rows, entry) if key == focus.key else None
+        explanation = None if decisive is None else self._explainers.record(decisive, known)
         about = rows
         if key != focus.key:
             about = in_order(self._rows(focus.namespace, key))
@@ -444,6 +444,19 @@ class Stories:
                 continue
             same = _digest(first, by_content) == _digest(details, by_content)
             yield StrategyDecision(name, "duplicate" if same else "conflict", first)
+
+
+def _history(focus: Row, rows: Sequence[Row], entry: Entry | None) -> KnownHistory:
+    """What the rows of a key, oldest first, know about its record. The attempt of a worker that runs now has no row
+    yet. After a redrive, the number of attempts in the record starts again."""
+    if entry is None:
+        return KnownHistory(focus.strategy)
+    record, own = entry.record, [row for row in rows if row.key == focus.key]
+    attempts = [row.status for row in own if row.attempt > 0]
+    before = attempts[:-1] if record.state == DEAD else attempts
+    is_redriven = "buried" in before or any(row.kind == "redrive" for row in own)
+    is_whole = len(attempts) + (record.state == IN_PROGRESS) == record.attempts
+    return KnownHistory(focus.strategy, is_whole and not is_redriven)
 
 
 def _by_state_change(focus: Row, candidates: Sequence[Row]) -> StrategyDecision:
