@@ -17,6 +17,8 @@ from oncegate import Event, Gate
 from oncegate.console.pages.conversation import conversation
 from oncegate.console.pages.event import event
 from oncegate.console.pages.events import events
+from oncegate.console.pages.keys import keys
+from oncegate.console.pages.overview import overview
 from oncegate.console.requests import Request, fields
 from oncegate.console.site import Site
 from oncegate.ingress.http_answers import HttpAnswer
@@ -161,8 +163,8 @@ def _reads(journal: Journal, start: int, number: int) -> dict[str, Callable[[], 
 
 
 def _screens(site: Site, number: int) -> dict[str, Callable[[], Any]]:
-    """The Events screen with each filter, and the screens that it leads to."""
-    key = (number // 2).to_bytes(16, "big").hex()
+    """The Events screen with each filter, the screens that it leads to, and the totals of the Overview and of Keys."""
+    key, common = [each.to_bytes(16, "big").hex() for each in (number // 2, number // 600 * 300 + 1)]
     filters = (
         "",
         *("status=processed", "status=conflict", "kind=redelivery", "type=type-7", "route=calls"),
@@ -171,7 +173,11 @@ def _screens(site: Site, number: int) -> dict[str, Callable[[], Any]]:
     return {
         **{f"Events screen, {query or 'no filter'}": partial(_show, events, site, query) for query in filters},
         "Event screen": partial(_show, event, site, f"key={key}&namespace=default"),
+        "Event screen, an entity of every block": partial(_show, event, site, f"key={common}&namespace=default"),
         "Conversation screen": partial(_show, conversation, site, "id=conversation-77"),
+        "Conversation screen, an entity of every block": partial(_show, conversation, site, f"id={_COMMON}"),
+        "Overview": partial(_show, overview, site, "range=14d"),
+        "Keys screen": partial(_show, keys, site, "range=14d"),
     }
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ class TestList:
         assert (row["occurred_at"], row["attempt"], row["count"]) == ("2026-02-03T10:00:00.000Z", 1, 1)
         assert row["at"].endswith("Z")
         assert 0 <= row["took_ms"] < 10_000
+        since = datetime.fromisoformat(row["at"]) - datetime.fromisoformat(row["occurred_at"])
+        assert row["lag_ms"] == pytest.approx(since / timedelta(milliseconds=1) - row["took_ms"])
 
     def test_actions_of_operators(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
         """Rows of operators are listed only on request."""
@@ -407,7 +410,7 @@ class TestExport:
         for _ in range(12):
             recorded.gate.run_batch([CALL], lambda _event: None)
         assert recorded.recorder.flush(10)
-        assert oncegate("events", "export", "-")[2] == "Wrote 5 deliveries. Left out: 8 copies in storms.\n"
+        assert oncegate("events", "export", "-")[2] == "Wrote 6 deliveries. Left out: 7 copies in storms.\n"
 
     def test_many_pages(self, oncegate: Run, recorded: RecordedGate) -> None:
         """A long recording is in order, and a filter selects its rows."""

@@ -450,7 +450,7 @@ class TestFiles:
         (tmp_path / "echo.json").write_text(json.dumps(change("c", "connected", "10:00:05.300")))
         given = ("explain", "--file", "echo.json", "--key", 'state_change("500ms")')
         told = oncegate(*given)
-        assert told[1].splitlines()[1].startswith("Run: b was processed ")
+        assert first_line(told).startswith("Run: b was processed ")
         assert fact(told, "kind") == "state-echo of b"
         (event,) = json.loads(oncegate(*given, "--output", "json")[1])["events"]
         assert [(each["state"], each["key"]) for each in event["timeline"]][1] == ("connected", str(anchor.key))
@@ -672,7 +672,7 @@ class TestRoutes:
         """An event is looked up by the key of each route in its namespace; the answer lists the routes."""
         told = oncegate("explain", "--file", "desk.json")
         assert told[0] == exit_codes.OK
-        assert told[1].splitlines()[1].startswith("Not run: it has the key of evt-1 (first seen ")
+        assert first_line(told).startswith("Not run: it has the key of evt-1 (first seen ")
         assert fact(told, "namespace") == "desk"
         assert fact(told, "tried").startswith("desk (known in namespace desk, key ")
         assert "; crm (no key: Refused: the fields key needs nr" in fact(told, "tried")
@@ -693,7 +693,7 @@ class TestRoutes:
         """For an event that no route knows, the answer lists the routes and the key on each."""
         told = oncegate("explain", "--file", "new.json")
         assert told[0] == exit_codes.NOT_FOUND
-        assert told[1].splitlines()[1].startswith("Not known to the routes desk, crm and (no route): ")
+        assert told[1].startswith("Not known to the routes desk, crm and (no route): ")
         assert fact(told, "tried").count("not known in namespace") == 2
 
     @pytest.mark.usefixtures("files")
@@ -760,6 +760,24 @@ class TestJournal:
             ["c", "(none)", '"\\u001b[31m"'],
         ]
         assert "\x1b" not in told[1]
+
+    def test_an_event_of_a_file(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:
+        """The event of a file is compared with the original, and not the latest delivery. The name of a file is enough,
+        and the decision is the first line."""
+        recorded.run({"id": "evt-1", "a": 1})
+        recorded.run({"id": "evt-1", "a": 1})
+        (tmp_path / "event.json").write_text(json.dumps({"id": "evt-1", "a": 2}))
+        told = oncegate("explain", "event.json")
+        assert told[1].splitlines()[1:] == oncegate("explain", "--file", "event.json")[1].splitlines()[1:]
+        assert first_line(told).startswith("Not run: it has the key of evt-1 (first seen ")
+        assert told[1].splitlines()[1] == "event.json  evt-1"
+        assert fact(told, "this delivery") == "evt-1, the event of the file"
+        assert fact(told, "original").startswith("evt-1, processed at 2")
+        assert fact(told, "difference") == "a"
+        assert fact(told, "other strategies") == "auto: conflict with evt-1"
+        (event,) = json.loads(oncegate("explain", "event.json", "--output", "json")[1])["events"]
+        assert event["story"]["row"] is None
+        assert event["story"]["difference"]["paths"] == ["a"]
 
     def test_the_id_selects_the_record(self, oncegate: Run, recorded: RecordedGate) -> None:
         """A key leads to its record. The key and the delivery id of a conflict lead to its dead letter."""
@@ -885,6 +903,7 @@ class TestJournal:
             ("auto", "conflict"),
             ("event_id", "conflict"),
             ("content", "new"),
+            ("state_change", "no key"),
         ]
         assert story["strategies"][0]["earlier"]["row"] == story["rows"][0]["row"]
         assert [(each["status"], each["is_arrival"]) for each in found["timeline"]] == [
@@ -910,7 +929,8 @@ class TestJournal:
         assert recorded.recorder.flush(10)
         told = oncegate("explain", "evt-1")
         assert first_line(told).startswith("Run: evt-1 was processed ")
-        assert " at attempt 1 (counted from the last redrive, if there was one). " in first_line(told)
+        assert " ago at its first attempt. " in first_line(told)
+        assert json.loads(oncegate("explain", "evt-1", "--output", "json")[1])["story"]["row"]["key"] == str(again.key)
         assert first_line(oncegate("explain", str(outcome.key))).count(" ago at its first attempt. ") == 1
 
     def test_the_store_is_not_scanned(self, oncegate: Run, recorded: RecordedGate, tmp_path: Path) -> None:

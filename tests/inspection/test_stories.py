@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys, read
 from oncegate.claims import Redrive, Reset
 from oncegate.clocks import wall
 from oncegate.errors import StoreUnavailable
@@ -29,6 +29,18 @@ def succeed(event: Event) -> None: ...
 
 def fail(event: Event) -> None:
     raise ValueError("a secret of the payload")
+
+
+class FailFirst:
+    """A handler that fails at the first attempt of each event."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str | None, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.calls[event.id] = self.calls.get(event.id, 0) + 1
+        if self.calls[event.id] == 1:
+            raise ValueError("first")
 
 
 class Desk:
@@ -115,8 +127,37 @@ def test_attempts_of_a_stored_event_are_not_deliveries(desk: Callable[..., Desk]
         ("accepted", True, False),
         ("failed", False, True),
     ]
+    assert [each.row.attempt for each in story.lines[:2]] == [0, 1]
     assert story.deliveries == 2
-    assert story.sentence.startswith("Run and failed: evt-1 failed at attempt 1 (counted from the last redrive")
+    assert story.sentence.startswith("Run and failed: evt-1 failed at its first attempt with ")
+
+
+def run_until(calls: Desk, handler: Callable[[Event], None], done: Callable[[], bool]) -> None:
+    """Run waiting events, and retry them after their backoff."""
+    deadline = time.monotonic() + 10
+    while True:
+        calls.gate.run_waiting(handler)
+        if done():
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_attempts_of_a_stored_event(desk: Callable[..., Desk]) -> None:
+    """If the journal has all attempts of a stored event, their number is exact. After a redrive, it starts again."""
+    calls = desk(max_attempts=2, backoff="1ms")
+    calls.gate.admit([{"id": "evt-0", "conversationId": "c-1"}, CALL])
+    run_until(calls, FailFirst(), lambda: len(calls.journal.rows(RowFilter(status="processed"))) == 2)
+    for event_id in ("evt-0", "evt-1"):
+        assert f"Run: {event_id} was processed " in calls.story(event_id).sentence
+        assert " ago after 2 attempts. " in calls.story(event_id).sentence
+    calls.gate.admit([{"id": "evt-2"}])
+    run_until(calls, fail, lambda: bool(calls.gate.store.dead_letters("default")))
+    assert " became a dead letter after 2 attempts: " in calls.story("evt-2").sentence
+    (letter,) = calls.gate.store.dead_letters("default")
+    assert calls.gate.store.redrive([Redrive("default", letter.key)]) == [True]
+    run_until(calls, succeed, lambda: not calls.gate.store.dead_letters("default"))
+    assert " ago at attempt 1 (counted from the last redrive, if there was one). " in calls.story("evt-2").sentence
 
 
 def test_an_attempt_of_a_stored_event_is_no_copy(desk: Callable[..., Desk]) -> None:
@@ -127,7 +168,7 @@ def test_an_attempt_of_a_stored_event_is_no_copy(desk: Callable[..., Desk]) -> N
     story = calls.story("evt-1")
     assert [each.row.status for each in story.lines] == ["accepted", "processed"]
     assert (story.focus.status, story.is_copy, story.difference) == ("processed", False, None)
-    assert {each.decision for each in story.strategies} <= {"new", "not known"}
+    assert {each.decision for each in story.strategies} <= {"new", "not known", "no key"}
 
 
 def test_a_storm_is_counted(desk: Callable[..., Desk]) -> None:
@@ -136,8 +177,8 @@ def test_a_storm_is_counted(desk: Callable[..., Desk]) -> None:
     for _ in range(30):
         calls.gate.run(CALL, succeed)
     story = calls.story("evt-1")
-    assert story.lines[-1].row.count == 25
-    assert len(story.lines) == 6
+    assert story.lines[-1].row.count == 24
+    assert len(story.lines) == 7
     assert (story.deliveries, story.deliveries_text) == (30, "30 deliveries")
 
 
@@ -257,19 +298,23 @@ def test_a_replay(desk: Callable[..., Desk], is_stored: bool) -> None:
 
 
 def test_a_storm_that_is_not_counted_yet(desk: Callable[..., Desk]) -> None:
-    """While copies arrive, the number of deliveries is a lower bound."""
+    """While copies arrive, the number of deliveries is a lower bound. If the count is missing after the minute, the
+    reason says how it can be lost."""
     calls = desk()
     calls.gate.run({"id": "evt-2"}, succeed)
     journal, deadline = calls.journal, time.monotonic() + 10
     for number in range(8):
         assert calls.gate.run(CALL, succeed).status == ("duplicate" if number else "processed")
-    while len(journal.rows(RowFilter(term="evt-1"))) < 5:
+    while len(journal.rows(RowFilter(term="evt-1"))) < 6:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    stories = Stories(Explainers(calls.gate.store, calls.settings, 1_000), journal)
-    story = stories.of_row(find_events(journal, "evt-1").events[0].latest)
-    assert (story.is_complete, story.deliveries_text) == (False, "at least 5 deliveries")
-    assert story.missing.startswith("more copies in the same minute may be missing")
+    explainers, latest = Explainers(calls.gate.store, calls.settings, 1_000), find_events(journal, "evt-1").events[0]
+    story = Stories(explainers, journal).of_row(latest.latest)
+    assert (story.is_complete, story.deliveries_text) == (False, "at least 6 deliveries")
+    assert story.missing.endswith("they are counted when the minute ends")
+    later = Stories(explainers, journal, clock=lambda: wall() + 2 * MINUTE).of_row(latest.latest)
+    assert (later.is_complete, later.deliveries_text) == (False, "at least 6 deliveries")
+    assert later.missing.endswith("not if the process was killed before that")
     assert calls.story("evt-1").deliveries_text == "8 deliveries"
     assert calls.story("evt-2").deliveries_text == "1 delivery"
 
@@ -418,6 +463,32 @@ def test_the_parts_of_a_key(desk: Callable[..., Desk]) -> None:
     assert "the key strategy has changed" in (changed.reason or "")
 
 
+def test_the_parts_of_a_key_that_an_emission_has_joined(desk: Callable[..., Desk]) -> None:
+    """The key of a logical duplicate is that of the first emission, so its parts are those of the first emission. All
+    further emissions are duplicates, whatever their content."""
+    calls = desk(key='state_change("500ms")', payloads=True)
+    calls.gate.run(change("evt-1", "held", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "05.2"), succeed)
+    first, echo = calls.story("evt-1"), calls.story("evt-2")
+    assert echo.focus.kind == "state-echo"
+    assert first.key is not None
+    assert first.key == echo.key
+    assert first.key.parts is not None
+    assert first.key.parts[-1] == 1_770_112_805_000_000
+    assert "every further delivery with this key, whatever its content, is a duplicate" in echo.sentence
+
+
+def test_no_parts_of_a_key_of_another_emission(desk: Callable[..., Desk]) -> None:
+    """If the payload of the first emission is not stored, the parts of its key are not known."""
+    calls = desk(key='state_change("500ms")', payloads=True)
+    with closing(Gate(calls.url, key=calls.settings.strategy())) as unrecorded:
+        unrecorded.run(change("evt-1", "held", "05"), succeed)
+    calls.gate.run(change("evt-2", "held", "05.2"), succeed)
+    key = calls.story("evt-2").key
+    assert key is not None
+    assert (key.parts, (key.reason or "")[:41]) == (None, "it is the key of another emission of the ")
+
+
 def test_no_parts_without_a_payload(desk: Callable[..., Desk]) -> None:
     calls = desk()
     calls.gate.run(CALL, succeed)
@@ -428,6 +499,11 @@ def test_no_parts_without_a_payload(desk: Callable[..., Desk]) -> None:
 
 
 # ── other strategies ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def decided(story: Story) -> dict[str, str]:
+    """What each strategy would have decided."""
+    return {each.strategy: each.text for each in story.strategies}
 
 
 def test_other_strategies(desk: Callable[..., Desk]) -> None:
@@ -447,9 +523,12 @@ def test_other_strategies(desk: Callable[..., Desk]) -> None:
     calls.gate.run(genesys | {"id": "env-2"}, succeed)
     story = calls.story("env-2")
     assert story.focus.status == "processed"
-    decided = {each.strategy: (each.decision, each.row.event_id if each.row else None) for each in story.strategies}
-    assert decided == {"auto": ("duplicate", "env-1"), "event_id": ("new", None), "content": ("duplicate", "env-1")}
-    assert [each.text for each in story.strategies] == ["duplicate of env-1", "new event", "duplicate of env-1"]
+    assert decided(story) == {
+        "auto": "duplicate of env-1",
+        "event_id": "new event",
+        "content": "duplicate of env-1",
+        "state_change": "duplicate of env-1",
+    }
     assert story.compared == 1
     first = calls.story("env-1")
     assert {each.decision for each in first.strategies} == {"new"}
@@ -460,14 +539,73 @@ def test_conflicts_under_other_strategies(desk: Callable[..., Desk]) -> None:
     calls.gate.run(CALL, succeed)
     calls.gate.run(CALL | {"x": 1}, succeed)
     calls.gate.run({"noId": 1}, succeed)
-    decided = {each.strategy: each.decision for each in calls.story("evt-1").strategies}
-    assert decided == {"auto": "conflict", "event_id": "conflict", "content": "new"}
-    (row,) = calls.journal.rows(limit=1)
-    assert {each.strategy: each.decision for each in calls.stories.of_row(row).strategies} == {
-        "auto": "new",
-        "event_id": "no key",
-        "content": "new",
+    assert decided(calls.story("evt-1")) == {
+        "auto": "conflict with evt-1",
+        "event_id": "conflict with evt-1",
+        "content": "new event",
+        "state_change": "no key for this event",
     }
+    (row,) = calls.journal.rows(limit=1)
+    assert decided(calls.stories.of_row(row)) == {
+        "auto": "new event",
+        "event_id": "no key for this event",
+        "content": "new event",
+        "state_change": "no key for this event",
+    }
+
+
+def test_a_state_change_under_another_strategy(desk: Callable[..., Desk]) -> None:
+    """Events with different ids and content, but one state and nearly one time, would be one event with state_change.
+    An event with another state, or at another time, would be new. Rows without hashes suffice."""
+    calls = desk()
+    for event_id, state, at in (
+        ("1", "ringing", "00"),
+        ("2", "held", "05"),
+        ("3", "held", "05.4"),
+        ("4", "held", "09"),
+    ):
+        calls.gate.run(change(event_id, state, at), succeed)
+        calls.gate.run(change(event_id, state, at), succeed)
+    found = {each: decided(calls.story(each))["state_change"] for each in "1234"}
+    assert found == {"1": "duplicate of 1", "2": "duplicate of 2", "3": "duplicate of 2", "4": "duplicate of 4"}
+    first = [row for row in calls.journal.rows() if row.status == "processed"]
+    assert {row.event_id: decided(calls.stories.of_row(row))["state_change"] for row in first} == {
+        "1": "new event",
+        "2": "new event",
+        "3": "duplicate of 2",
+        "4": "new event",
+    }
+
+
+def test_an_event_that_the_journal_does_not_have(desk: Callable[..., Desk]) -> None:
+    """An event of a file is compared with the original: by hashes without payloads, and by values with payloads."""
+    calls = desk()
+    calls.gate.run(CALL, succeed)
+    calls.gate.run(CALL, succeed)
+    for given, paths in ((CALL, ()), (CALL | {"agent": "a", "data": {"state": "held"}}, ("agent", "data.by"))):
+        (event,) = read(given)
+        story = calls.stories.of_event("default", keys.auto(event), event)
+        assert story is not None
+        assert story.difference is not None
+        assert (story.difference.paths, story.difference.values) == (paths, None)
+        assert (story.focus.status, story.deliveries, story.compared) == ("", 2, 1)
+        assert decided(story)["event_id"] == ("conflict with evt-1" if paths else "duplicate of evt-1")
+        assert decided(story)["content"] == ("new event" if paths else "duplicate of evt-1")
+        assert story.key is not None
+        assert story.key.parts == ("evt-1",)
+    assert calls.stories.of_event("other", keys.auto(event), event) is None
+
+
+def test_the_values_of_an_event_that_the_journal_does_not_have(desk: Callable[..., Desk]) -> None:
+    calls = desk(payloads=True)
+    calls.gate.run(CALL, succeed)
+    (event,) = read(CALL | {"agent": "a"})
+    story = calls.stories.of_event("default", keys.auto(event), event)
+    assert story is not None
+    assert story.difference is not None
+    assert [(each.path, each.original, each.value) for each in story.difference.values or ()] == [
+        ("agent", None, '"a"')
+    ]
 
 
 def test_rows_without_details(desk: Callable[..., Desk]) -> None:
@@ -480,7 +618,7 @@ def test_rows_without_details(desk: Callable[..., Desk]) -> None:
     with closing(open_journal(calls.url.replace("oncegate.db", "oncegate.journal.db"))) as journal:
         journal.append(NewRows([NewRow(label, fields)], {(first.at // MINUTE, label): 1}, {}))
     story = calls.story("evt-1")
-    assert {each.decision for each in story.strategies} == {"not known"}
+    assert {each.decision for each in story.strategies if each.strategy != "state_change"} == {"not known"}
     assert story.difference is not None
     assert story.difference.paths is None
     assert "no hashes of its body" in (story.difference.reason or "")

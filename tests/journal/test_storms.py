@@ -42,8 +42,8 @@ class Feed:
         return [(row.label[4], row.fields.count) for row in self.rows]
 
 
-def test_the_first_rows_are_separate() -> None:
-    """The first five rows of a minute are separate. The rest becomes one row when the minute ends, not before."""
+def test_the_first_copies_are_separate() -> None:
+    """The first five copies of a minute are separate. The rest becomes one row when the minute ends, not before."""
     feed = Feed()
     for number in range(100):
         feed.add(outcome(), START + number)
@@ -74,10 +74,21 @@ def test_runs_are_never_collapsed() -> None:
     for number in range(20):
         feed.add(outcome("failed", took=5), START + number)
     feed.add(outcome("processed", took=5), START + 30)
-    for number in range(3):
-        feed.add(outcome(), START + 40 + number)
     feed.end(START, all_of_them=True)
-    assert feed.counts == [("failed", 1)] * 20 + [("processed", 1), ("duplicate", 3)]
+    assert feed.counts == [("failed", 1)] * 20 + [("processed", 1)]
+
+
+def test_runs_are_no_copies() -> None:
+    """A new event and its runs do not count as copies: five copies of it have a row each."""
+    feed = Feed()
+    feed.add(outcome("accepted"), START)
+    feed.add(outcome("failed", took=5), START + 1)
+    feed.add(outcome("processed", took=5), START + 2)
+    for number in range(8):
+        feed.add(outcome(), START + 3 + number)
+    feed.end(START, all_of_them=True)
+    own = [("accepted", 1), ("failed", 1), ("processed", 1)]
+    assert feed.counts == [*own, *[("duplicate", 1)] * 5, ("duplicate", 3)]
 
 
 def test_statuses_and_places_are_counted_apart() -> None:

@@ -1,5 +1,6 @@
 """`oncegate explain`: say whether an event was run and why, with the facts about it."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain, islice
@@ -98,8 +99,9 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
     """Say whether an event was run, and why or why not.
 
     ID is an event id, a key, the id of an entity, such as a conversation, or the id of a delivery, such as an SQS
-    message id. With --file, each event of the file is looked up by its key. If the settings have routes, the key of
-    each route is tried; --namespace selects one route. Nothing is claimed, run or changed.
+    message id. With --file, or if ID is the name of a file, each event of the file is looked up by its key. If the
+    settings have routes, the key of each route is tried; --namespace selects one route. Nothing is claimed, run or
+    changed.
 
     The first sentence is the decision. If several events match, it is about the event with the key ID, or else about
     the latest of them, and the next sentence says whether they are copies: retries, a re-emission, a double emission or
@@ -111,8 +113,10 @@ def explain(id_: str | None, file: str | None, scan: int, settings: Settings, ou
     """
     if (id_ is None) is (file is None) or id_ == "":
         raise click.UsageError(
-            "name one ID (an event id, a key, a conversation or a delivery id) or a --file of events"
+            "name one ID (an event id, a key, a conversation, a delivery id or a file) or a --file of events"
         )
+    if id_ is not None and os.path.isfile(id_):
+        id_, file = None, id_
     with ExitStack() as stack:
         store = stack.enter_context(closing(read_only_store(settings)))
         explainer = Explainers(store, settings, scan)
@@ -439,10 +443,11 @@ def _explain_file(explainer: Explainers, journal: Journal | None, file: str, out
             print_text(explained_file.summary()["copies"]["sentence"])
             print()
         for found, explained in chain(compared, events):
-            print_text(f"{found.place}  {found.event.id or ''}".rstrip())
-            print_text(explained.sentence)
+            place = f"{found.place}  {found.event.id or ''}".rstrip()
+            for text in (explained.sentence, place) if len(compared) == 1 else (place, explained.sentence):
+                print_text(text)
             _show_details(explained)
-            if len(compared) == 1 and (story := _story_of(explainer, journal, explained)) is not None:
+            if len(compared) == 1 and (story := _story_of(explainer, journal, found, explained)) is not None:
                 show_story(story)
             print()
     if not explained_file.count:
@@ -451,12 +456,14 @@ def _explain_file(explainer: Explainers, journal: Journal | None, file: str, out
         raise click.exceptions.Exit(exit_codes.NOT_FOUND)
 
 
-def _story_of(explainer: Explainers, journal: Journal | None, explained: Explanation) -> Story | None:
-    """The story of the key of an event; None if there is no journal, no key, or no row of the key."""
+def _story_of(
+    explainer: Explainers, journal: Journal | None, found: FoundEvent, explained: Explanation
+) -> Story | None:
+    """The story of an event of a file; None if there is no journal, no key, or no row of the key."""
     if journal is None or explained.key is None:
         return None
     namespace = explainer.namespace if explained.entry is None else explained.entry.namespace
-    return Stories(explainer, journal).of_key(namespace, explained.key.digest)
+    return Stories(explainer, journal).of_event(namespace, explained.key, found.event)
 
 
 def _story_as_json(
@@ -464,7 +471,7 @@ def _story_as_json(
 ) -> dict[str, Any] | None:
     """The story of one of the first events of a file. A story takes several reads of the journal, so a long file has
     stories of its first events only."""
-    story = _story_of(explainer, journal, explained) if found.number <= _SHOWN else None
+    story = _story_of(explainer, journal, found, explained) if found.number <= _SHOWN else None
     return None if story is None else story_fields(story)
 
 

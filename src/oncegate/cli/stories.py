@@ -57,6 +57,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "state": row.state,
         "stale": row.stale,
         "occurred_at": rfc3339(row.occurred_at),
+        "lag_ms": None if row.lag is None else round(row.lag / 1_000, 3),
         "attempt": row.attempt or None,
         "took_ms": None if row.took is None else round(row.took / 1_000, 3),
         "reason": row.reason,
@@ -175,6 +176,8 @@ def _facts(story: Story) -> dict[str, Any]:
 
 
 def _delivery_text(row: Row) -> str:
+    if not row.status:
+        return f"{name_of(row)}, the event of the file"
     delivery = f", delivery {row.delivery_id}" if row.delivery_id else ""
     return f"{name_of(row)}{delivery}, {outcome_text(row)} at {readable_time(row.at)}"
 
@@ -198,7 +201,7 @@ def story_fields(story: Story) -> dict[str, Any]:
         "deliveries": story.deliveries,
         "is_complete": story.is_complete,
         "is_cut": story.is_cut,
-        "row": row_fields(story.focus),
+        "row": row_fields(story.focus) if story.focus.status else None,
         "original": None if story.original is None else row_fields(story.original),
         "difference": None if difference is None else msgspec.to_builtins(difference),
         "key": None if key is None else msgspec.to_builtins(key),

@@ -41,6 +41,7 @@ from oncegate.times import readable_time
 KeyRole: TypeAlias = Literal["own", "conflict", "refused", "marked"]
 
 _NO_ID: Final = "an event without an id"
+_NEVER_BIND: Final = frozenset({"state_change", "once_per"})  # strategies that join events with different content
 _NO_REASON: Final = "no reason is recorded"
 _UNKNOWN: Final = (
     "Not known: there is no record with the key of this event, so a delivery now {then}. The event was never seen, its"
@@ -278,6 +279,17 @@ class Explanation(Struct, frozen=True):
     handed_on: tuple[Entry, ...] = ()
 
 
+class KnownHistory(Struct, frozen=True):
+    """What the journal knows about a record: the strategy of its key, and whether the number of attempts in the record
+    is that of all attempts, because the journal has as many rows."""
+
+    strategy: str = ""
+    counts_all_attempts: bool = False
+
+
+_NOTHING_KNOWN: Final = KnownHistory()
+
+
 class Explainers:
     """One explainer for each route: routes have their own namespace, key and hints. Each explainer is created on first
     use, because the key of a route may be a function that must be imported."""
@@ -298,9 +310,9 @@ class Explainers:
         """The hints of the first route. A file is read with these hints."""
         return self._of(next(iter(self._routes))).hints
 
-    def record(self, entry: Entry) -> Explanation:
-        """Explain a record with the key of the route that has its namespace."""
-        return self._for(entry.namespace).record(entry)
+    def record(self, entry: Entry, known: "KnownHistory | None" = None) -> Explanation:
+        """Explain a record with the key of the route that has its namespace, and with what the journal knows."""
+        return self._for(entry.namespace).record(entry, known or _NOTHING_KNOWN)
 
     def reader(self, namespace: str) -> tuple[keys.Strategy, Hints]:
         """The key strategy and the hints of the route that has this namespace."""
@@ -355,23 +367,35 @@ class Explainer:
     def reader(self) -> tuple[keys.Strategy, Hints]:
         return self._make, self.hints
 
-    def record(self, entry: Entry) -> Explanation:
+    def record(self, entry: Entry, history: KnownHistory) -> Explanation:
         """Explain a record, with facts from its payload if the record still has a payload."""
         now = wall()
         known = origin(entry, self._make, self.hints)
         if known is None:
-            return self._explain_entry(entry, now)
+            return self._explain_entry(entry, now, history=history)
         key = known.key if known.role == "own" else None
-        return self._with_timeline(self._explain_entry(entry, now, known.role, key), entry.namespace, key)
+        explained = self._explain_entry(entry, now, known.role, key, history=history)
+        return self._with_timeline(explained, entry.namespace, key)
 
     def _explain_entry(
-        self, entry: Entry, now: int, role: KeyRole | None = None, key: Key | None = None, kind: str | None = None
+        self,
+        entry: Entry,
+        now: int,
+        role: KeyRole | None = None,
+        key: Key | None = None,
+        kind: str | None = None,
+        *,
+        history: KnownHistory = _NOTHING_KNOWN,
     ) -> Explanation:
         handed_on = stage_records(self._store, entry)
         consumer = handed_on[0].record if handed_on else None
         store, owner = self._store, entry.record.owner
         ended = isinstance(store, KnowsEndedProcesses) and store.has_ended(owner)
-        decided = decision(entry.record, now, role, consumer, ended=ended, binds=key is None or key.binds)
+        binds = history.strategy not in _NEVER_BIND if key is None else key.binds
+        record = entry.record
+        if history.counts_all_attempts:  # so further grants were no attempts: see `_count`
+            record = replace(record, fence=record.first_seen)
+        decided = decision(record, now, role, consumer, ended=ended, binds=binds)
         return Explanation(f"{decided}{self._entity_order(entry)}", now, entry, key, kind, handed_on=tuple(handed_on))
 
     def _entity_order(self, entry: Entry) -> str:

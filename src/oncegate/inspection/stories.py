@@ -5,6 +5,7 @@ dropped them, or because they were deleted after `journal_max_age`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
@@ -12,15 +13,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncegate import keys
 from oncegate.carriers import delivery
-from oncegate.claims import IN_PROGRESS
+from oncegate.claims import DEAD, IN_PROGRESS
 from oncegate.clocks import Clock, wall
 from oncegate.durations import spoken
 from oncegate.errors import MissingKey
-from oncegate.events import Event
+from oncegate.events import Event, Key
 from oncegate.gate.outcome import ABSENT, differing_values
 from oncegate.inspection.copies import WINDOW
-from oncegate.inspection.explanations import Explainers, Explanation
+from oncegate.inspection.explanations import Explainers, Explanation, KnownHistory
 from oncegate.journal.base import (
     ALL_ROWS,
     MINUTE,
@@ -32,15 +34,19 @@ from oncegate.journal.base import (
     differing_paths,
     row_with_details,
 )
-from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES
+from oncegate.journal.leaves import DIGEST_SIZE, STRATEGIES, LeafHasher, body_of, differing, digests_of
 from oncegate.journal.rows import OPERATOR, Row
-from oncegate.journal.storms import SEPARATE
+from oncegate.journal.storms import SEPARATE, is_copy
 from oncegate.sources import understood
 from oncegate.stores.base import Entry
+from oncegate.timelines import Timeline, place
+from oncegate.times import EPOCH, microseconds_of
 
 Decided: TypeAlias = Literal["new", "duplicate", "conflict", "no key", "not known"]
 Mark: TypeAlias = Literal["echo", "possible echo", "stale"]
 
+_STATE_CHANGE: Final = keys.state_change()
+_LAST_ID: Final = 2**63 - 1
 _MOST_ROWS: Final = 1_000  # rows of one story or search
 _MOST_COMPARED: Final = 500  # rows of an entity or an event id that are compared for the other strategies
 _MOST_VALUES: Final = 100
@@ -52,6 +58,10 @@ _UNWRITTEN: Final = 5_000_000  # microseconds; the recorder writes a row within 
 _FIRST: Final = frozenset({"accepted", "processed", "failed", "buried", "invalid", "unguarded", "skipped"})
 MISSING: Final = "rows are missing: they are not written yet, were dropped, or were deleted"
 _UNCOUNTED: Final = "more copies in the same minute may be missing: they are counted when the minute ends"
+_COUNT_LOST: Final = (
+    "more copies may be missing: after 5 copies in a minute, the others are counted when the minute ends, and not if"
+    " the process was killed before that"
+)
 _NO_PAYLOAD: Final = "no payload is stored: the setting journal_payloads is off, or the payload was deleted"
 _NO_DETAILS: Final = (
     "a row has no hashes of its body: the body is too large, the event is part of a storm, or the recorder was too busy"
@@ -59,6 +69,7 @@ _NO_DETAILS: Final = (
 _OTHER_KEY: Final = (
     "the settings make another key from the payload: the key strategy has changed, or the event was a replay"
 )
+_JOINED: Final = "it is the key of another emission of the same state change, and the payload of that one is not stored"
 _NO_RECORD: Final = "The store has no record of {name}{why}. The last decision, {ago} ago: {reason}"
 # The decisions that prove that there was a record. Other decisions prove it only with an attempt or an original.
 _RECORDED: Final = frozenset({"accepted", "processed", "conflict", "buried"})
@@ -207,6 +218,41 @@ class Stories:
             )
         return self._story(focus, self._rows(focus.namespace, focus.key), decided_by)
 
+    def of_event(self, namespace: str, key: Key, event: Event) -> Story | None:
+        """Returns the story of a key for an event that the journal may not have, such as one from a file. `focus` is
+        about this event and has no status. The difference and the strategies are those of this event, too."""
+        story = self.of_key(namespace, key.digest)
+        if story is None:
+            return None
+        now = self._clock()
+        occurred = None if event.occurred_at is None else microseconds_of(event.occurred_at)
+        focus = Row(
+            id=_LAST_ID,
+            at=now,
+            lag=None if occurred is None else now - occurred,
+            key=key.digest,
+            strategy=key.strategy,
+            namespace=namespace,
+            source=event.source,
+            type=event.type,
+            entity=event.entity,
+            event_id=event.id,
+            part=event.part,
+            state=event.state,
+            digests=digests_of(event, key),
+            shape=b"-",  # it has the details itself
+        )
+        candidates = self._candidates(focus, [line.row for line in story.lines])
+        entry, original = self._record(namespace, key.digest), story.original
+        return replace(
+            story,
+            focus=focus,
+            key=KeyParts(str(key), key.strategy, key.parts) if key.change is None else story.key,
+            difference=None if original is None else self._difference(original, focus, entry, event),
+            strategies=tuple(self._strategies(focus, candidates)),
+            compared=sum(bool(row.digests) for row in candidates),
+        )
+
     def _rows(self, namespace: str, key: bytes) -> Page:
         return all_rows(self._journal, RowFilter(namespace=namespace, key=key, operators=True), _MOST_ROWS)
 
@@ -215,7 +261,8 @@ class Stories:
         rows = in_order(row for row in found if focus.key in (row.key, row.kept)) or [focus]
         entry = self._record(focus.namespace, focus.key)
         key, decisive = self._decisive(focus, rows, decided_by, entry)
-        explanation = None if decisive is None else self._explainers.record(decisive)
+        known = _history(focus, rows, entry) if key == focus.key else None
+        explanation = None if decisive is None else self._explainers.record(decisive, known)
         about = rows
         if key != focus.key:
             about = in_order(self._rows(focus.namespace, key))
@@ -237,7 +284,7 @@ class Stories:
             self._key_parts(focus, explanation, entry, original),
             explanation,
             sum(line.row.count for line in lines if line.is_arrival),
-            missing or (_UNCOUNTED if _has_uncounted_copies(rows) else ""),
+            missing or _uncounted_copies(rows, self._clock()),
             found.next is not None,
             original,
             None if original is None or original.id == delivered.id else self._difference(original, delivered, entry),
@@ -310,19 +357,33 @@ class Stories:
         event = understood(delivery((stored or b"") if payload is None else payload), hints)
         return event if event.problem is None and event.frame is None else None
 
-    def _difference(self, original: Row, focus: Row, entry: Entry | None) -> Difference:
+    def _difference(self, original: Row, focus: Row, entry: Entry | None, given: Event | None = None) -> Difference:
+        """Returns how `focus` differs from the original. `given` is the event of `focus` if the journal has no row of
+        it."""
         stored = None if entry is None else entry.record.payload
-        one, other = self._event(original, stored), self._event(focus)
+        one, other = self._event(original, stored), given or self._event(focus)
         if one is not None and other is not None:
             values = tuple(
                 ValueDifference(path, _json(first), _json(second))
                 for path, first, second in islice(differing_values(one.body, other.body), _MOST_VALUES)
             )
             return Difference(tuple(each.path for each in values), values)
-        paths = differing_paths(self._journal, original, focus)
+        paths = differing_paths(self._journal, original, focus) if given is None else self._paths(original, given)
         if paths is None:
             return Difference(None, None, _NO_DETAILS)
         return Difference(tuple(paths), None, _NO_PAYLOAD if paths else None)
+
+    def _paths(self, original: Row, event: Event) -> list[str] | None:
+        """Returns the paths at which an event differs from a row, from the leaf hashes of the row; None if the row has
+        none."""
+        row = row_with_details(self._journal, original)
+        shape = () if row is None else self._journal.shape(row.shape)
+        if row is None or not shape:
+            return None
+        try:
+            return differing((shape, row.leaves), LeafHasher(self._journal.secret()).leaves(body_of(event)))
+        except (TypeError, ValueError, RecursionError):
+            return None
 
     def _key_parts(
         self, focus: Row, explanation: Explanation | None, entry: Entry | None, original: Row | None
@@ -330,21 +391,25 @@ class Stories:
         text = focus.key.hex()
         if explanation is not None and explanation.key is not None:
             return KeyParts(text, focus.strategy, explanation.key.parts)
-        event = self._event(focus)
-        if event is None and original is not None:  # its key has the same parts
-            event = self._event(original, None if entry is None else entry.record.payload)
-        if event is None:
-            return KeyParts(text, focus.strategy, None, _NO_PAYLOAD)
+        event, reason = self._event(focus), _NO_PAYLOAD
         make, _ = self._explainers.reader(focus.namespace)
-        try:
-            key = make(event)
-        except MissingKey as error:
-            return KeyParts(text, focus.strategy, None, str(error))
-        except Exception as error:  # noqa: BLE001  # the key function is the user's
-            return KeyParts(text, focus.strategy, None, f"the key function raised {type(error).__name__}")
-        if key.digest != focus.key and key.change is None:
-            return KeyParts(text, focus.strategy, None, _OTHER_KEY)
-        return KeyParts(text, focus.strategy, key.parts)
+        # The original has the same key. For a later emission of a state change, only the original has its parts.
+        stored = None if entry is None else entry.record.payload
+        for each in (event, None if original is None else self._event(original, stored)):
+            if each is None:
+                continue
+            try:
+                key = make(each)
+            except MissingKey as error:
+                reason = str(error)
+                continue
+            except Exception as error:  # noqa: BLE001  # the key function is the user's
+                reason = f"the key function raised {type(error).__name__}"
+                continue
+            if key.digest == focus.key:
+                return KeyParts(text, focus.strategy, key.parts)
+            reason = _OTHER_KEY if key.change is None else _JOINED
+        return KeyParts(text, focus.strategy, None, reason)
 
     # ── other strategies ──────────────────────────────────────────────────────────────────────────────────
 
@@ -359,6 +424,10 @@ class Stories:
         return in_order(row for row in found.values() if _order(row) < _order(focus))
 
     def _strategies(self, focus: Row, candidates: Sequence[Row]) -> Iterator[StrategyDecision]:
+        yield from self._by_digests(focus, candidates)
+        yield _by_state_change(focus, candidates)
+
+    def _by_digests(self, focus: Row, candidates: Sequence[Row]) -> Iterator[StrategyDecision]:
         details = row_with_details(self._journal, focus)
         if details is None or not details.digests:
             yield from (StrategyDecision(name, "not known") for name in STRATEGIES)
@@ -375,6 +444,46 @@ class Stories:
                 continue
             same = _digest(first, by_content) == _digest(details, by_content)
             yield StrategyDecision(name, "duplicate" if same else "conflict", first)
+
+
+def _history(focus: Row, rows: Sequence[Row], entry: Entry | None) -> KnownHistory:
+    """What the rows of a key, oldest first, know about its record. The attempt of a worker that runs now has no row
+    yet. After a redrive, the number of attempts in the record starts again."""
+    if entry is None:
+        return KnownHistory(focus.strategy)
+    record, own = entry.record, [row for row in rows if row.key == focus.key]
+    attempts = [row.status for row in own if row.attempt > 0]
+    before = attempts[:-1] if record.state == DEAD else attempts
+    is_redriven = "buried" in before or any(row.kind == "redrive" for row in own)
+    is_whole = len(attempts) + (record.state == IN_PROGRESS) == record.attempts
+    return KnownHistory(focus.strategy, is_whole and not is_redriven)
+
+
+def _by_state_change(focus: Row, candidates: Sequence[Row]) -> StrategyDecision:
+    """What `state_change`, with its default window, would have decided. Rows have the fields that it needs."""
+    timelines: dict[bytes, Timeline] = {}
+    first: dict[bytes, Row] = {}
+    for row in (*candidates, focus):
+        try:
+            key = _STATE_CHANGE(_event_of(row))
+        except (MissingKey, ValueError, OverflowError):
+            continue
+        assert key.change is not None  # noqa: S101  # the key of a state change has one
+        placed = place(timelines.get(key.change.timeline, Timeline()), key.change, key.digest)
+        timelines[key.change.timeline] = placed.timeline
+        earlier = first.setdefault(placed.key, row)
+        if row is focus:
+            joined = None if earlier is focus else earlier
+            return StrategyDecision("state_change", "new" if joined is None else "duplicate", joined)
+    return StrategyDecision("state_change", "no key")
+
+
+def _event_of(row: Row) -> Event:
+    """The event of a row, without its body. Raises ValueError or OverflowError if its time is out of range."""
+    at = None if row.occurred_at is None else EPOCH + timedelta(microseconds=row.occurred_at)
+    return Event(
+        source=row.source, body=None, type=row.type, entity=row.entity, part=row.part, state=row.state, occurred_at=at
+    )
 
 
 def _latest(rows: Sequence[Row]) -> Row:
@@ -457,23 +566,25 @@ def _is_complete(lines: Sequence[StoryLine], original: Row | None, entry: Entry 
     return record.first_seen >= began - _LATE and record.attempts <= attempts
 
 
-def _has_uncounted_copies(rows: Iterable[Row]) -> bool:
-    """Whether copies may be missing that a recorder has counted but not written. A recorder writes the first five rows
-    of an event in a minute. It writes further copies as one row when the minute ends, or never if its process is
-    killed."""
-    times: dict[tuple[str, str], list[int]] = {}  # of the rows since the last row of several copies, by recorder
-    uncounted: set[tuple[str, str]] = set()
+def _uncounted_copies(rows: Iterable[Row], now: int) -> str:
+    """Returns why copies may be missing that a recorder has counted but not written; "" if there is no such sign. A
+    recorder writes the first five copies of an event in a minute. It writes further copies as one row when the minute
+    ends, or never if its process is killed."""
+    times: dict[tuple[str, str], list[int]] = {}  # of the copies since the last row of several copies, by recorder
+    uncounted: dict[tuple[str, str], int] = {}  # the time of the last of these copies
     for row in rows:
         recorder = (row.place, row.worker)
         if row.count > 1:
             times.pop(recorder, None)
-            uncounted.discard(recorder)
-        elif row.status != OPERATOR:
+            uncounted.pop(recorder, None)
+        elif row.status != OPERATOR and is_copy(row.status, row.took):
             known = times.setdefault(recorder, [])
             known.append(row.at)
             if len(known) >= SEPARATE and row.at - known[-SEPARATE] < MINUTE:
-                uncounted.add(recorder)
-    return bool(uncounted)
+                uncounted[recorder] = row.at
+    if not uncounted:
+        return ""
+    return _UNCOUNTED if now - max(uncounted.values()) < MINUTE + _UNWRITTEN else _COUNT_LOST
 
 
 def _json(value: Any) -> str | None:

@@ -1,6 +1,6 @@
 """The interface of a journal: what the recorder writes, and what commands read."""
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
@@ -227,8 +227,12 @@ def matching(
     entry is the id of a row, its label as the journal refers to it, and the packed fields. An entry without fields only
     says that there is no match down to its id. At most 20,000 entries are compared."""
     found: list[tuple[int, _LabelRef, bytes]] = []
+    checks: list[Callable[[bytes], bool]] = [term.is_in for term in terms] or [bool]
+    first, others = checks[0], checks[1:]  # `all` of one term takes as long as the term itself
     for compared, entry in enumerate(entries, 1):
-        if entry[2] and (labels is None or entry[1] in labels) and all(term.is_in(entry[2]) for term in terms):
+        data = entry[2]
+        is_labelled = data and (labels is None or entry[1] in labels)
+        if is_labelled and first(data) and (not others or all(has(data) for has in others)):
             found.append(entry)
         if len(found) >= limit or compared >= MOST_COMPARED:
             return found, entry[0]

@@ -191,7 +191,7 @@ def fields_of(outcome: Outcome, at: int, worker: str) -> Fields:
         "" if key is None else key.strategy,
         _bounded(event.part),
         _bounded(event.state),
-        event.attempt,
+        0 if outcome.status == "accepted" else event.attempt,  # a store may grant an event with its admission
         lag,
         took,
         reason_of(outcome),
@@ -260,6 +260,7 @@ class Term:
 
     def __init__(self, text: str, only: Literal["entity", "key"] | None = None) -> None:
         self._text = shortened(text) or ""
+        self._encoded = self._text.encode(errors="surrogatepass")
         self._only = only
         self._key = None if only == "entity" else bytes.fromhex(text) if only == "key" else _key_of(text)
         self.hashes = [] if only == "key" else [crc32(_text(self._text).encode())]
@@ -267,7 +268,9 @@ class Term:
             self.hashes.append(crc32(self._key))
 
     def is_in(self, data: bytes) -> bool:
-        """Whether a packed row has this term."""
+        """Whether a packed row has this term. Most rows do not have its bytes, and are not decoded."""
+        if self._encoded not in data and (self._key is None or self._key not in data):
+            return False
         terms = _decode_terms(data)
         if self._only == "entity":
             return self._text == terms.entity

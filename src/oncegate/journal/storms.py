@@ -1,8 +1,8 @@
 """Collapse storms: many copies of one event become one row with a count, so that a storm does not push out the history.
 
-A window starts with the first row of an event and lasts a minute. The first five rows of a window are written one by
-one. Further copies of the window are counted, and one row with the count is written when the window ends. Rows of
-handler runs are always written.
+A window starts with the first row of an event and lasts a minute. The first five copies of a window have a row each.
+Further copies are counted, and one row with the count is written when the window ends. The rows of new events and of
+handler runs are always written, and do not count as copies.
 
 Events without a key, such as refused events, are copies of each other if they have the same error and the same
 document. A sender can make any number of different refused events, so a second window counts the rows of one error and
@@ -21,12 +21,17 @@ from oncegate.gate.outcome import Outcome
 from oncegate.journal.base import MINUTE, NewRow
 from oncegate.journal.rows import Label, anonymous, error_of, fields_of, group_of
 
-SEPARATE: Final = 5  # rows of an event in a window that are written one by one
+SEPARATE: Final = 5  # copies of an event in a window that have a row each
 SEPARATE_ERRORS: Final = 20  # rows of an error and place, without a key, in a window that are written one by one
 _MOST_WINDOWS: Final = 20_000
 _MOST_STORMS: Final = 2_000
 # An event with one of these outcomes was not a copy of an earlier event.
 _NEW: Final = frozenset({"processed", "accepted", "unguarded"})
+
+
+def is_copy(status: str, took: int | None) -> bool:
+    """Whether a row with this status counts as a copy: no handler ran, and the event was not new."""
+    return took is None and status not in _NEW
 
 
 class _Copies(Struct):
@@ -38,8 +43,9 @@ class _Copies(Struct):
 
 
 class Window(Struct):
-    """The rows of one event since `start`. `body` is the hash of the document whose details are already in a row. The
-    window of an event without a key has the window of all events with its error: `flood`."""
+    """The copies of one event since `start`. `rows` is the number of copies that have a row each. `body` is the hash of
+    the document whose details are already in a row. The window of an event without a key has the window of all events
+    with its error: `flood`."""
 
     name: tuple[str, bytes]
     start: int
@@ -87,8 +93,10 @@ class StormFilter:
         return window
 
     def is_separate(self, window: Window, outcome: Outcome) -> bool:
-        """Whether an outcome gets a row of its own. Counts this row."""
-        if window.rows >= SEPARATE and outcome.took is None and outcome.status not in _NEW:
+        """Whether an outcome gets a row of its own. Counts this row if it is that of a copy."""
+        if not is_copy(outcome.status, outcome.took):
+            return True
+        if window.rows >= SEPARATE:
             return False
         window.rows += 1
         if window.flood is not None:

@@ -172,10 +172,12 @@ class Settings(Struct, frozen=True):
         url = journal_url(self.values["journal"], self.values["store"])
         if url is None:
             store = self.values["store"].partition("://")[0]
-            why = "it is off" if self.values["journal"] is None else f"{store}:// has no place for one"
             has_place = journal_url(AUTO, self.values["store"]) is not None
-            advice = "remove this setting, or set it to auto" if has_place else "set journal to a URL"
-            raise SettingError(f"{self.where('journal')}: there is no journal, because {why}; {advice}")
+            by_url = "set journal to a URL, such as sqlite:///oncegate.journal.db"
+            advice = "remove this setting, or set it to auto" if has_place else by_url
+            if self.values["journal"] is None:
+                raise SettingError(f"{self.where('journal')}: there is no journal, because it is off; {advice}")
+            raise SettingError(f"there is no journal, because {store}:// has no place for one; {advice}")
         with self.placed("journal"):
             journal = open_journal(url, create=False)
         if not writes:

@@ -1,7 +1,7 @@
 """Every screen in a browser: sizes, colours, the keyboard, and without JavaScript."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.console.browser.checks import NARROW, TABLET, injected, low_contrast, too_wide, unreachable, windows
 from tests.console.browser.conftest import OpenPage
@@ -46,6 +46,25 @@ def test_the_page_fits(demo: Demo, open_page: OpenPage, path: str) -> None:
         assert too_wide(page) == [], window
         assert low_contrast(page) == [], window
     assert injected(page) == []
+
+
+def top(found: Locator) -> float:
+    box = found.bounding_box()
+    assert box is not None
+    return box["y"]
+
+
+def test_lines_of_a_narrow_and_a_wide_window(demo: Demo, open_page: OpenPage) -> None:
+    """On a phone, the links to all screens are on one line. In a table, the first lines of all cells of a row are
+    level, also beside a cell with several lines."""
+    page = open_page(f"{demo.console}/dead-letters", width=NARROW)
+    links = page.get_by_role("navigation", name="Screens").get_by_role("link").all()
+    tops = [top(each) for each in links]
+    assert (len(tops), len(set(tops))) == (len(SCREENS), 1)
+    page.set_viewport_size({"width": 1400, "height": 900})
+    for row in page.locator("section:has(h2) tbody tr:has(.short)").all():
+        error = row.locator("td > a:not(.button)").first
+        assert top(error) - top(row) < 14, row.inner_text()
 
 
 @pytest.mark.parametrize("path", SCREENS)

@@ -19,7 +19,7 @@ from oncegate.inspection.stories import conversation as read_conversation
 from oncegate.journal import Row, RowFilter
 from oncegate.times import readable_time, rfc3339
 
-_PAGE: Final = 200  # rows
+_PAGE: Final = 100  # rows
 _SMALL_GAP: Final = 1_000  # microseconds; a smaller gap is not shown
 _COLUMNS: Final = ("Event time", "Status", "Event", "Part, state", "Route", "Reason")
 _MARKS: Final[dict[Mark, str]] = {"echo": "tone-warn", "possible echo": "tone-warn", "stale": "tone-bad"}

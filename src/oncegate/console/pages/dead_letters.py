@@ -47,6 +47,7 @@ _LONGEST_ERROR: Final = 300  # characters in a list
 _MOST_TYPES: Final = 3
 _NONE: Final = "none"
 _ACTIONS_SHOWN: Final = 20
+_RECORDED: Final = "Every redrive, drop, reset, replay and erasure is listed here, with the name of the person."
 _OLDER: Final = ("1h", "24h", "7d")
 _NEWER: Final = ("15m", "1h", "24h", "7d")
 
@@ -262,7 +263,7 @@ def operator_panel(site: Site) -> h.Node:
     if journal is None:
         return panel(title, tasks, disabled(f"Actions are recorded in the log of the service only: {site.no_journal}"))
     if not rows:
-        return panel(title, tasks, empty("No action is recorded yet."))
+        return panel(title, tasks, empty("No action is recorded yet.", _RECORDED))
     headers = ("Time", "Action", "Who", "What")
     return panel(
         title,

@@ -211,7 +211,8 @@ def _own_dead_letter(story: Story, key: bytes) -> h.Node:
     if not kept or kept == key or story.focus.status == OPERATOR:
         return None
     letter = h.a(href=link("/event", _address(story.namespace, kept)))["The page of the dead letter"]
-    return h.p["This delivery was stored as a dead letter. ", letter, " shows its state and its actions."]
+    text = h.p["This delivery was stored as a dead letter. ", letter, " shows its state and its actions."]
+    return panel("Dead letter", text)
 
 
 # ── the history ───────────────────────────────────────────────────────────────────────────────────────────

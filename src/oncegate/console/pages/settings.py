@@ -88,7 +88,7 @@ def _route(name: str, route: Settings) -> h.Element:
 def _defaults(table_name: str, common: Sequence[Shown]) -> h.Node:
     paths = {setting.path for setting in TABLES[table_name]}
     rest = [each for each in common if each.setting in paths and each.origin == DEFAULT]
-    title = f"Defaults of [{table_name}]" if table_name else "Defaults above the first table"
+    title = f"Defaults of [{table_name}]" if table_name else "Defaults of the settings without a table"
     return h.details(".data")[h.summary[f"{title}: {len(rest)}"], _values(rest)] if rest else None
 
 
