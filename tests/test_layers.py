@@ -101,6 +101,7 @@ LAZY = {
     ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
     ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `serve`",
     ("sinks/__init__.py", "oncegate.sinks.aws"): "optional dependency: the extra `aws`",
+    ("sinks/__init__.py", "oncegate.sinks.kafka"): "optional dependency: the extra `kafka`",
     ("sinks/__init__.py", "oncegate.sinks.nats"): "optional dependency: the extra `nats`",
     ("stores/__init__.py", "oncegate.stores.dynamodb"): "optional dependency: the extra `dynamodb`",
     ("stores/__init__.py", "oncegate.stores.memory"): "cold start: only the store that is used",
