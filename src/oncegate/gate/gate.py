@@ -307,7 +307,8 @@ class Gate:
         }
         engine = self._engine.under(max_attempts=None) if counts_attempts(queue) else self._engine.under()
         identify = partial(self._identify, trusted=True)
-        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep)
+        inbox = self.inbox if self._has_inbox and not self._config.marks_first else None
+        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep, inbox)
         return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:
