@@ -128,23 +128,23 @@ class Topic:
         """The number of messages of each partition."""
         return [end for _, end in self._with_group(lambda group, at: group.get_watermark_offsets(at, 20))]
 
-    def committed(self) -> list[int]:
-        """The committed offset of each partition; 0 if there is none."""
-        found = self._with_group(lambda group, at: group.committed([at], 20)[0].offset)
+    def committed(self, group: str = "") -> list[int]:
+        """The committed offset of each partition; 0 if there is none. The group has the name of the topic."""
+        found = self._with_group(lambda member, at: member.committed([at], 20)[0].offset, group)
         return [max(0, offset) for offset in found]
 
-    def left(self) -> int:
-        return sum(self.ends()) - sum(self.committed())
+    def left(self, group: str = "") -> int:
+        return sum(self.ends()) - sum(self.committed(group))
 
     def until_empty(self, patience: float = 60) -> None:
         until(lambda: self.left() == 0, f"{self.name} to be worked off", patience)
 
-    def _with_group(self, ask: Any) -> list[Any]:
-        group = Consumer({**self._config, "group.id": self.name})
+    def _with_group(self, ask: Any, group: str = "") -> list[Any]:
+        member = Consumer({**self._config, "group.id": group or self.name})
         try:
-            return [ask(group, TopicPartition(self.name, each)) for each in self.partitions]
+            return [ask(member, TopicPartition(self.name, each)) for each in self.partitions]
         finally:
-            group.close()
+            member.close()
 
 
 # ── the process of the cluster ────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from oncegate.ingress.messages import Message, MessageEvent
 from oncegate.ingress.retries import InboxMover, LocalRetries, NoMover
 from oncegate.ingress.worker import WorkerContext
 from tests.ingress.sqs.queues import call
+from tests.ingress.test_dispatcher import in_loop
 
 
 def work_of(gate: Gate, payload: dict[str, Any]) -> MessageEvent:
@@ -33,6 +34,7 @@ def dispatcher() -> Dispatcher[MessageEvent]:
     return Dispatcher(run, lambda _works: None, most=4)
 
 
+@in_loop
 async def test_three_attempts() -> None:
     """An event is moved after three failed attempts. A claim that another worker holds is not an attempt."""
     decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
@@ -43,6 +45,7 @@ async def test_three_attempts() -> None:
     assert decide.is_used_up(work, 1, failed=True)
 
 
+@in_loop
 async def test_thirty_seconds() -> None:
     """An event is moved if its next attempt would start more than 30 s after its first failure."""
     clock = Clock()
@@ -54,6 +57,7 @@ async def test_thirty_seconds() -> None:
     assert decide.is_used_up(work, 11, failed=True)
 
 
+@in_loop
 async def test_half_of_the_events_wait() -> None:
     """An event is moved at its first failure if more than half of the events in hand would wait for a retry."""
     waiting, gate = dispatcher(), Gate("memory://")
@@ -74,6 +78,7 @@ def mover_of(gate: Gate) -> InboxMover:
     return InboxMover(gate.inbox(print), context)
 
 
+@in_loop
 async def test_the_inbox_has_the_event() -> None:
     """A moved event waits in the inbox, and later events of its entity must follow. Its copies are duplicates."""
     gate = Gate("memory://")
@@ -86,6 +91,7 @@ async def test_the_inbox_has_the_event() -> None:
     gate.close()
 
 
+@in_loop
 async def test_an_event_that_another_worker_runs() -> None:
     """An event whose claim is held by another worker cannot be moved: that worker will settle it."""
     gate, runs, ends = Gate("memory://"), asyncio.Event(), asyncio.Event()
@@ -103,9 +109,15 @@ async def test_an_event_that_another_worker_runs() -> None:
     gate.close()
 
 
-async def test_only_so_many_lanes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_only_so_many_lanes_are_remembered() -> None:
     """The number of remembered entities is limited. The oldest one is forgotten."""
-    monkeypatch.setattr(retries, "_MOST_LANES", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries, "_MOST_LANES", 2)
+        await move_three()
+
+
+async def move_three() -> None:
     gate = Gate("memory://")
     mover = mover_of(gate)
     works = [work_of(gate, call(number, f"c-{number}")) for number in range(3)]
