@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from oncegate import Gate, read
+from oncegate.carriers.buses import BusMessage
 from oncegate.ingress import retries
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.messages import Message, MessageEvent
@@ -68,6 +69,11 @@ async def test_half_of_the_events_wait() -> None:
     await asyncio.sleep(0.05)
     assert waiting.held_items == 2
     assert decide.is_used_up(work_of(gate, call(3)), 1, failed=True)
+    decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
+    together = [work_of(gate, call(number)) for number in range(3)]
+    assert [decide.is_used_up(work, 1, failed=True) for work in together] == [False, False, True]
+    decide.note_start(together[0])
+    assert not decide.is_used_up(together[2], 1, failed=True)
     assert LocalRetries(NoMover(), dispatcher(), Clock(), 1).is_used_up(work_of(gate, call(3)), 1, failed=True)
 
 
@@ -125,3 +131,19 @@ async def move_three() -> None:
         assert await mover.move(work, gate._identify(work.event), 1)
     assert [mover.must_follow(work) for work in works] == [False, True, True]
     gate.close()
+
+
+@in_loop
+async def test_the_key_of_the_publisher() -> None:
+    """An event is moved under the key with which it was published, if the namespace has a record of this key. Under its
+    own key it would be another event."""
+    gate = Gate("memory://", max_attempts=10)
+    failed = await gate.arun(call(1), fail)
+    (event,) = read(BusMessage(b'{"id": "evt-x", "number": 1}', {"oncegate-key": str(failed.key)}))
+    (moved,) = await gate._engine.async_runner.admit([gate._identify(event, trusted=True)])
+    assert str(moved.outcome.key) == str(failed.key)
+    gate.close()
+
+
+def fail(_event: Any) -> None:
+    raise ValueError("not yet")

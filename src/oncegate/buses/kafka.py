@@ -61,6 +61,8 @@ def read_address(url: str, own: Sequence[str], use: str) -> KafkaAddress:
     besides those of the connection, and `use` tells people what to write. Raises SettingError."""
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
+    if "@" in query:  # the message must not quote a part of the password
+        raise SettingError(f"a user or password in a Kafka URL must be percent-encoded; {use}")
     options, known = dict(parse_qsl(query)), (*own, *_CONNECTION)
     if unknown := sorted(options.keys() - set(known)):
         raise SettingError(f"unknown option {unknown[0]!r} in a Kafka URL; use {', '.join(known)}")

@@ -240,8 +240,9 @@ class Claimer:
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
         """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
-        found = self._find_by_carried_key(jobs, self._not_admitted)
-        unknown = [job for job in found if not self.recall(job)]
+        if any(job.carried is not None for job in jobs):
+            jobs = self._find_by_carried_key(jobs, self._not_admitted)
+        unknown = [job for job in jobs if not self.recall(job)]
         if self._previous is not None and (marked := [job for job in unknown if job.marked_for is not None]):
             self.claim(marked)  # an event that earlier code has processed is not stored to be run
             unknown = [job for job in unknown if job.marked_for is None]
@@ -431,7 +432,6 @@ class Claimer:
         if destination is None or not is_handed_on(job, destination):
             return False
         job.key = stage(job.key, destination)
-        job.published = False  # the publisher has recorded that it sent the event, so it will not send it again
         return True
 
     def _answer_from_record(self, job: Job, verdict: _Known, sent_at: int) -> None:

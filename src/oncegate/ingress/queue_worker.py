@@ -264,6 +264,8 @@ class QueueSession:
 
     async def _run(self, work: MessageEvent) -> Next:
         now = self._context.boot()
+        if self._retries is not None:
+            self._retries.note_start(work)
         if not work.message.may_start(now):
             return self._not_acknowledged(work, work.message.pause)
         if now < work.starts_at:

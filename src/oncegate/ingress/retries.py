@@ -61,6 +61,12 @@ class LocalRetries:
         self._dispatcher = dispatcher
         self._boot = boot
         self._in_hand = in_hand
+        # The dispatcher holds an event a little later than it fails. Many events may fail at the same time.
+        self._waiting: set[MessageEvent] = set()
+
+    def note_start(self, work: MessageEvent) -> None:
+        """Record that the event does not wait any more."""
+        self._waiting.discard(work)
 
     def is_used_up(self, work: MessageEvent, pause: float, *, failed: bool) -> bool:
         """Record an attempt, and return whether the event should be moved: after three failed attempts, or if the next
@@ -68,11 +74,15 @@ class LocalRetries:
         now = self._boot()
         work.attempts += failed
         work.failed_at = work.failed_at or now
-        return (
+        waiting = 1 + max(len(self._waiting), self._dispatcher.held_items)
+        if (
             work.attempts >= _MOST_ATTEMPTS
             or now + pause * 1e6 - work.failed_at > _LONGEST
-            or 2 * (self._dispatcher.held_items + 1) > self._in_hand
-        )
+            or 2 * waiting > self._in_hand
+        ):
+            return True
+        self._waiting.add(work)
+        return False
 
 
 class InboxMover:
@@ -109,7 +119,7 @@ class InboxMover:
         if not outcome.acked:
             return False
         self._context.observers.outcomes([outcome])
-        if outcome.status == "accepted" and work.event.entity is not None:
+        if outcome.status == "accepted" and work.lane is not None:
             self._remember(work.lane)
         self._inbox.wake()
         return True
@@ -125,7 +135,7 @@ class InboxMover:
                 self._context.engine.config.namespace,
             )
 
-    def _remember(self, lane: Hashable | None) -> None:
+    def _remember(self, lane: Hashable) -> None:
         self._moves += 1
         self._lanes.pop(lane, None)
         self._lanes[lane] = self._moves

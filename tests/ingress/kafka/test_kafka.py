@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
 from oncegate.journal import open_journal
 from oncegate.sinks import publish
@@ -180,6 +180,36 @@ def test_retries_without_an_inbox(topic: Topic) -> None:
         topic.until_empty()
     assert sorted(handler.ran) == [1, 2]
     assert len(gate.store.dead_letters()) == 1
+    gate.close()
+
+
+def test_events_without_a_key(topic: Topic) -> None:
+    """An event that may run without a key and fails is moved to the inbox, too. Such events do not wait for each
+    other."""
+    topic.send({"number": 1, "fails": 3}, {"number": 2})
+    handler, gate = Handler(), Gate("memory://", key=keys.event_id, on_missing_key="unguarded", backoff="20ms")
+    with working(gate.worker(topic.source, handler)):
+        topic.until_empty()
+        until(lambda: handler.ran.count(1) == 4, "the last attempt")
+    assert handler.ran.count(2) == 1
+    gate.close()
+
+
+def test_an_unexpected_error(topic: Topic) -> None:
+    """An error that no part of the gate expects does not lose the message: it is run again."""
+    gate, handler, errors = Gate("memory://", backoff="20ms"), Handler(), [RuntimeError("unexpected")]
+    claim = gate.store.claim
+
+    def failing(requests: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return claim(requests)
+
+    gate.store.claim = failing  # type: ignore[method-assign]
+    topic.send(call(1))
+    with working(gate.worker(topic.source, handler)):
+        topic.until_empty()
+    assert handler.ran == [1]
     gate.close()
 
 

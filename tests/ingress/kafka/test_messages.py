@@ -91,13 +91,3 @@ def test_the_binding_of_cloud_events() -> None:
         ("cloudevents", "e-1", "case.opened")
     ] * 2
     assert (binary.identity, binary.body) == (structured.identity, structured.body)
-
-
-def test_a_tombstone() -> None:
-    """A message without a value deletes its key in a compacted topic. It is not an event. A CloudEvent needs no
-    data."""
-    (event,) = read(taken(Partition("events", 0), 1, value=None).content)
-    assert event.frame == "a Kafka record without a value, which deletes its key"
-    headers = [(f"ce_{name}", value) for name, value in [("specversion", b"1.0"), ("id", b"1"), ("source", b"/c")]]
-    (event,) = read(taken(Partition("events", 0), 1, value=None, headers=[*headers, ("ce_type", b"t")]).content)
-    assert (event.id, event.frame) == ("1", None)

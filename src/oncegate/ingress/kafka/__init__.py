@@ -17,6 +17,8 @@ from oncegate.ingress.queue_worker import LinkContext, QueueWorker
 from oncegate.ingress.retries import InboxMover, Mover, NoMover
 from oncegate.ingress.worker import Worker, WorkerContext
 
+_INBOX_SHARE = 4  # the inbox runs a quarter of the events that may be in flight, beside those of the topic
+
 __all__ = ["kafka_worker", "read_group"]
 
 
@@ -42,7 +44,8 @@ def _mover(
     if address.retry_topic is not None:
         return TopicMover(address, address.retry_topic)
     if context.inbox is not None:
-        inbox = context.inbox(handler, at_work=options.in_hand, drain=timedelta(seconds=options.drain))
+        limit = max(1, options.in_hand // _INBOX_SHARE)
+        inbox = context.inbox(handler, at_work=limit, drain=timedelta(seconds=options.drain))
         return InboxMover(inbox, context)
     if context.engine.config.marks_first:
         return NoMover()
