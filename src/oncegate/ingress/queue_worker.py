@@ -133,7 +133,7 @@ class QueueWorker:
     def figures(self) -> Figures:
         session = self._session
         figures = Figures(**self._counts, in_hand=0 if session is None else session.in_hand)
-        return figures if self._mover is None else figures.plus_moved(self._mover.figures)
+        return figures if self._mover is None else _plus_moved(figures, self._mover.figures)
 
     @property
     def left_running(self) -> int:
@@ -427,6 +427,17 @@ def _proves_answer(outcome: Outcome) -> bool:
     if outcome.status == "in_flight":
         return outcome.original is not None
     return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
+
+
+def _plus_moved(figures: Figures, moved: Figures) -> Figures:
+    """Add the figures of events that were moved from the queue to the inbox. Their messages are counted once."""
+    return Figures(
+        received=figures.received,
+        processed=figures.processed + moved.processed,
+        duplicates=figures.duplicates + moved.duplicates,
+        failed=figures.failed + moved.failed,
+        in_hand=figures.in_hand + moved.in_hand,
+    )
 
 
 def _raise_first(errors: Sequence[BaseException]) -> None:

@@ -2,7 +2,7 @@
 queues and for the inbox."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -12,9 +12,6 @@ from oncegate.gate.engine import Engine
 from oncegate.gate.job import Identified
 from oncegate.gate.observers import Observers
 from oncegate.gate.outcome import Outcome
-
-if TYPE_CHECKING:
-    from oncegate.ingress.inbox import InboxWorker
 
 
 class Figures(Struct, frozen=True):
@@ -28,16 +25,6 @@ class Figures(Struct, frozen=True):
     duplicates: int = 0
     failed: int = 0
     in_hand: int = 0
-
-    def plus_moved(self, moved: "Figures") -> "Figures":
-        """Add the figures of events that were moved from the queue to the inbox. Their messages are counted once."""
-        return Figures(
-            received=self.received,
-            processed=self.processed + moved.processed,
-            duplicates=self.duplicates + moved.duplicates,
-            failed=self.failed + moved.failed,
-            in_hand=self.in_hand + moved.in_hand,
-        )
 
 
 class Worker(Protocol):
@@ -60,7 +47,7 @@ class Worker(Protocol):
 
 class WorkerContext(Struct, frozen=True):
     """The parts of a gate that a worker uses. `read` returns the events of a payload. `identify` computes the key of an
-    event. `keep` stores invalid events as dead letters. `inbox` creates a worker for the inbox, with the options of
+    event. `keep` stores invalid events as dead letters. `inbox` creates an InboxWorker, with the options of
     `Gate.inbox`; it is None if the store has no inbox, or if the mode does not allow one."""
 
     engine: Engine
@@ -69,4 +56,4 @@ class WorkerContext(Struct, frozen=True):
     observers: Observers
     boot: Clock
     keep: Callable[[Sequence[Outcome]], list[Outcome]]
-    inbox: "Callable[..., InboxWorker] | None" = None
+    inbox: Callable[..., Any] | None = None
