@@ -1,13 +1,20 @@
 """Addresses of Kafka and the configuration of clients. The tests of workers and publishers connect to a cluster."""
 
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
 
-from oncegate.buses.kafka import KafkaAddress, client_config, read_address
+from oncegate.buses.kafka import KafkaAddress, client_config, error_text, read_address
 from oncegate.errors import SettingError
 from oncegate.text import masked
+from tests.sinks.receiver import CERTIFICATES
 
 
 def read(url: str) -> KafkaAddress:
@@ -95,3 +102,60 @@ def test_secrets_are_masked() -> None:
     assert masked(url) == (
         "kafka+tls://ann:***@a:1,b:2/t?group=crm&retry_topic=again&password_file=***&mechanism=PLAIN"
     )
+
+
+@contextmanager
+def tls_port(certificate: str) -> Iterator[tuple[int, list[str | None]]]:
+    """A port that completes TLS handshakes and then hangs up, and the versions of TLS of the completed handshakes."""
+    context, handshakes = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), list[str | None]()
+    context.load_cert_chain(CERTIFICATES / f"{certificate}.pem")
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as encrypted:
+                    encrypted.recv(1)  # the client has checked the certificate before it sends something
+                    handshakes.append(encrypted.version())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, args=[listener])
+        thread.start()
+        yield listener.getsockname()[1], handshakes
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+
+
+def failure_at(url: str) -> list[str]:
+    """The errors of a client that asks for the topics of a cluster."""
+    errors: list[str] = []
+    client = Producer(client_config(read(url)) | {"error_cb": lambda error: errors.append(error_text(error))})
+    with pytest.raises(KafkaException):
+        client.list_topics(timeout=1)
+    client.poll(0)
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("certificate", "options", "is_trusted"),
+    [("server", f"?ca={CERTIFICATES}/ca.pem", True), ("server", "", False)],
+)
+def test_the_certificate_is_verified(certificate: str, options: str, is_trusted: bool) -> None:
+    """A broker whose certificate is not signed by a trusted authority gets no data."""
+    with tls_port(certificate) as (port, handshakes):
+        errors = failure_at(f"kafka+tls://127.0.0.1:{port}/t{options}")
+    assert bool(handshakes) == is_trusted
+    assert any("certificate verify failed" in error for error in errors) != is_trusted
+
+
+def test_the_host_of_the_certificate_is_verified() -> None:
+    """A broker with a trusted certificate of another host gets no data."""
+    with tls_port("elsewhere") as (port, handshakes):
+        failure_at(f"kafka+tls://127.0.0.1:{port}/t?ca={CERTIFICATES}/ca.pem")
+    assert not handshakes
+
+
+def test_the_text_of_an_error() -> None:
+    """The text for people has no state of the connection."""
+    said = "h:1/bootstrap: Connect failed: Connection refused (after 0ms in state CONNECT, 1 identical error(s))"
+    assert error_text(KafkaError(KafkaError._TRANSPORT, said)) == "h:1/bootstrap: Connect failed: Connection refused"

@@ -13,18 +13,13 @@ from oncegate import Event, Gate
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
 from oncegate.sinks.kafka import KafkaPublisher, read_destination
+from tests.ingress.kafka.conftest import server
 from tests.ingress.kafka_server import PRODUCE, KafkaServer, Topic
 from tests.ingress.sqs.queues import call
 
+__all__ = ["server"]
 EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
 TOO_LARGE, OUT_OF_ORDER = 10, 45  # error codes of Kafka
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[KafkaServer]:
-    server = KafkaServer()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

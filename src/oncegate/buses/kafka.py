@@ -34,6 +34,7 @@ _FILES: Final = {
 }
 _BROKER: Final = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d{1,5}))?")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_STATE: Final = re.compile(r" \(after \d+ms[^)]*.*$")
 _PORT: Final = 9092
 _LARGEST: Final = 64 * 1024 * 1024  # bytes; the brokers decide what is too large, and their limit is far below
 _UNKNOWN_TOPIC_AFTER: Final = 3_000  # milliseconds
@@ -138,6 +139,11 @@ def _read(path: str) -> str:
 def error_of(raised: KafkaException) -> KafkaError:
     error: KafkaError = raised.args[0]
     return error
+
+
+def error_text(error: KafkaError) -> str:
+    """The text of an error, without the state of the connection, which means nothing to users."""
+    return _STATE.sub("", error.str())
 
 
 # ── producer ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncegate.buses.kafka import ConfirmedProducer, KafkaAddress, error_of, read_address
+from oncegate.buses.kafka import ConfirmedProducer, KafkaAddress, error_of, error_text, read_address
 from oncegate.durations import microseconds
 from oncegate.errors import Bury, MissingExtra, RetryLater
 from oncegate.events import Event
@@ -71,7 +71,7 @@ class KafkaPublisher:
             error = error_of(raised)
             if error.code() in _TOO_LARGE:
                 raise Bury(f"publish failed: {self.place.spoken} rejects this event (it is too large)") from raised
-            reason = "the topic does not exist; create it" if error.code() in _NO_TOPIC else error.str()
+            reason = "the topic does not exist; create it" if error.code() in _NO_TOPIC else error_text(error)
             raise RetryLater(
                 f"publish failed: {self.place.spoken} did not confirm the message ({reason})", public=True
             ) from raised

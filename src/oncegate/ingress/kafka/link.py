@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from oncegate.buses.kafka import client_config, error_of
+from oncegate.buses.kafka import client_config, error_of, error_text
 from oncegate.clocks import wall
 from oncegate.errors import MissingExtra, QueueError
 from oncegate.ingress.call_threads import CallThreads
@@ -80,7 +80,7 @@ class KafkaLink:
         try:
             await self._threads.call(self._join)
         except KafkaException as error:
-            reason = self._last_error or error_of(error).str()
+            reason = self._last_error or error_text(error_of(error))
             raise QueueError(f"{self._address.place} cannot be used at {self._address.at.brokers}: {reason}") from error
 
     def _join(self) -> None:
@@ -108,10 +108,10 @@ class KafkaLink:
 
     def _raise_if_refused(self, error: KafkaError) -> None:
         if error.code() in _REFUSED:
-            raise QueueError(f"{self._address.place} cannot be used: {error.str()}; {_REFUSED[error.code()]}")
+            raise QueueError(f"{self._address.place} cannot be used: {error_text(error)}; {_REFUSED[error.code()]}")
 
     def _note(self, error: KafkaError) -> None:
-        self._last_error = error.str()
+        self._last_error = error_text(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._is_suspect = True
 
@@ -144,7 +144,7 @@ class KafkaLink:
             try:
                 consumer.commit(offsets=commits, asynchronous=False)
             except KafkaException as error:
-                why = error_of(error).str()
+                why = error_text(error_of(error))
                 _log.warning("offsets of revoked partitions were not committed (%s); their events are duplicates", why)
 
     def _lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -177,7 +177,7 @@ class KafkaLink:
                     await self._take(record)
                 await self._check_brokers()
         except KafkaException as error:  # only an error that ends the client is raised here
-            raise QueueError(f"{self._address.place} cannot be used: {error_of(error).str()}") from error
+            raise QueueError(f"{self._address.place} cannot be used: {error_text(error_of(error))}") from error
 
     async def _room(self) -> int:
         """The number of messages to receive now. Waits a short time if there is no room."""
@@ -225,7 +225,7 @@ class KafkaLink:
                 for topic in self._address.topics:
                     await self._threads.call(self._check_topic, topic, _ANSWER_WITHIN)
         elif not error.retriable():
-            _log.warning("%s: %s", self._address.place, error.str())
+            _log.warning("%s: %s", self._address.place, error_text(error))
 
     async def _check_brokers(self) -> None:
         """If all connections are lost, ask whether the brokers are away, until they answer."""

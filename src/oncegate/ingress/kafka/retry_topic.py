@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from oncegate.buses.kafka import ConfirmedProducer, error_of
+from oncegate.buses.kafka import ConfirmedProducer, error_of, error_text
 from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.clocks import wall
 from oncegate.errors import MissingExtra
@@ -48,7 +48,7 @@ class TopicMover(NoMover):
         try:
             await self._threads.call(self._producer.send, *sent)
         except KafkaException as error:
-            why = error_of(error).str()
+            why = error_text(error_of(error))
             _log.warning("message %s was not sent to the retry topic %s (%s)", message.name, self._topic, why)
             return False
         return True
