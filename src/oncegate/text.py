@@ -39,7 +39,7 @@ oncegate_schema oncegate_connections oncegate_timeout
 host hostaddr port dbname user sslmode sslrootcert sslcert application_name target_session_attrs load_balance_hosts
 channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
 region endpoint skew parallel account source
-consumer subject ca certificate
+consumer subject group retry_topic start mechanism ca certificate
 table columns expires until
 """
 KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())

@@ -59,3 +59,12 @@ def test_what_cannot_be_read(body: bytes, problem: str) -> None:
     assert event.problem is not None
     assert problem in event.problem
     assert event.evidence.message_id == "m-1"
+
+
+def test_a_message_without_a_value() -> None:
+    """A Kafka message without a value is a tombstone, not an event. A CloudEvent in binary mode needs no value."""
+    (tombstone,) = read(BusMessage(None, {}, Evidence(message_id="m-1")))
+    assert tombstone.frame == "a Kafka record without a value, which deletes its key"
+    attributes = {"specversion": "1.0", "id": "e-1", "source": "/crm", "type": "case.opened"}
+    (event,) = read(BusMessage(None, {f"ce_{name}": value for name, value in attributes.items()}))
+    assert (event.id, event.frame, event.problem) == ("e-1", None, None)

@@ -75,7 +75,11 @@ class TestErrors:
                 exit_codes.USAGE,
                 "invalid table name 'x'; use 3 to 255",
             ),
-            (("explain", ""), exit_codes.USAGE, "name one ID (an event id, a key, a conversation, a delivery id or a file)"),
+            (
+                ("explain", ""),
+                exit_codes.USAGE,
+                "name one ID (an event id, a key, a conversation, a delivery id or a file)",
+            ),
             (
                 ("work", "inbox", "--handler", "json:dumps", "--store", "memory://"),
                 exit_codes.USAGE,

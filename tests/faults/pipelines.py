@@ -13,7 +13,7 @@ sys.path.append(str(EXAMPLE))
 import parts  # noqa: E402  # the modules of the example
 import pipeline  # noqa: E402
 
-BUSES: Final[dict[str, Callable[[Path], Any]]] = {"NATS": parts.Nats}
+BUSES: Final[dict[str, Callable[[Path], Any]]] = {"NATS": parts.Nats, "Kafka": parts.MockKafka}
 
 
 def through(bus: str, **changed: Any) -> pipeline.Verdict:

@@ -1,4 +1,4 @@
-"""What every queue worker does, on SQS and on NATS: one effect for each event, order, the limit, kills, and figures."""
+"""What every queue worker does: one effect for each event, order, the limit, kills, and figures."""
 
 import asyncio
 import signal
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from oncegate import Event, Gate
+from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
 from tests.ingress.sqs.queues import Cloud, Handler, call, working
@@ -38,10 +39,19 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     server.stop()
 
 
-@pytest.fixture(params=["sqs", "nats"])
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaServer]:
+    server = KafkaServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqs", "nats", "kafka"])
 def source(request: pytest.FixtureRequest) -> Source:
     if request.param == "nats":
         return request.getfixturevalue("nats").stream()  # type: ignore[no-any-return]
+    if request.param == "kafka":
+        return request.getfixturevalue("kafka").topic()  # type: ignore[no-any-return]
     emulator: Cloud = request.getfixturevalue("cloud")
     return emulator.queue()
 
@@ -95,9 +105,9 @@ def test_stop_finishes_what_runs(source: Source) -> None:
     """A worker that stops finishes the running handler and returns the other messages to the queue."""
     source.send(call(1, "c-1", takes=1), call(2, "c-1"))
     first, second, gate = Handler(), Handler(), Gate("memory://")
-    with working(gate.worker(source.source, first, wait="1s")):
+    with working(gate.worker(source.source, first, wait="1s", visibility="2s")):
         until(lambda: first.ran == [1], "the first event")
-    with working(gate.worker(source.source, second, wait="1s")):
+    with working(gate.worker(source.source, second, wait="1s", visibility="2s")):
         source.until_empty()
     assert (first.ran, second.ran) == ([1], [2])
     gate.close()

@@ -25,7 +25,7 @@ _FAILURES = (
     "x-first-death-reason",
     "dlqDeliveryFailureCause",
 )
-_TOMBSTONE = "a Kafka record without a value, which deletes its key"
+TOMBSTONE = "a Kafka record without a value, which deletes its key"
 
 
 def pieces(body: dict[str, Any]) -> Iterable[Piece] | None:
@@ -62,7 +62,7 @@ def _kafka(record: Any) -> Piece:
         group=_key(within(record, "key")),
     )
     if isinstance(record, dict) and record.get("value") is None and place is not None:
-        return Piece(record, evidence, frame=_TOMBSTONE)
+        return Piece(record, evidence, frame=TOMBSTONE)
     return _opened(record, "value", "value of a Kafka record", evidence)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from oncegate.carriers.brokers import TOMBSTONE
 from oncegate.carriers.pieces import HANDED_KEY, Piece, handed_key, merged
 from oncegate.carriers.web import request
 from oncegate.events import NO_EVIDENCE, Evidence
@@ -18,9 +19,9 @@ _CE_PREFIXES = ("ce_", "cloudevents:", "cloudevents_")
 
 class BusMessage(Struct, frozen=True):
     """One message of a bus. `headers` has text or bytes. `evidence` has the id of the message, and how often the bus
-    has delivered it."""
+    has delivered it. A Kafka message without a value has the body None."""
 
-    body: bytes
+    body: bytes | None
     headers: Mapping[str, Any] = {}
     evidence: Evidence = NO_EVIDENCE
 
@@ -32,8 +33,10 @@ def piece(message: BusMessage) -> Piece:
     if (key := handed_key(headers.get(HANDED_KEY))) is not None:
         evidence = merged(evidence, Evidence(handed_key=key))
     if not message.body and "ce-specversion" not in headers:
+        if message.body is None:
+            return Piece(b"", evidence, frame=TOMBSTONE)
         return Piece(b"", evidence, "the message has no body")
-    return request(message.body, headers, evidence)
+    return request(message.body or b"", headers, evidence)
 
 
 def _name(name: str) -> str:

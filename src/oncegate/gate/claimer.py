@@ -223,7 +223,7 @@ class Claimer:
             raise SettingError(MARKED_AND_PUBLISHED)
         for job in jobs:
             if job.carried is not None:
-                jobs = self._find_by_carried_key(jobs)
+                jobs = self._find_by_carried_key(jobs, self.unanswered)
                 break
         unknown = jobs if self._cache.has_none_of(jobs) else [job for job in jobs if not self.recall(job)]
         if not unknown:
@@ -240,6 +240,8 @@ class Claimer:
 
     def admit_call(self, jobs: Sequence[Job]) -> StoreCall | None:
         """Returns the admission of these jobs as a call to execute; None if the cache answers all jobs."""
+        if any(job.carried is not None for job in jobs):
+            jobs = self._find_by_carried_key(jobs, self._not_admitted)
         unknown = [job for job in jobs if not self.recall(job)]
         if self._previous is not None and (marked := [job for job in unknown if job.marked_for is not None]):
             self.claim(marked)  # an event that earlier code has processed is not stored to be run
@@ -268,10 +270,11 @@ class Claimer:
         self._observers.notify("memory.hit", job.event, job.key)
         return True
 
-    def _find_by_carried_key(self, jobs: Sequence[Job]) -> list[Job]:
+    def _find_by_carried_key(self, jobs: Sequence[Job], failed: Callable[[Sequence[Job], str], None]) -> list[Job]:
         """Give each job the key under which its event was published, if this namespace has a record under that key.
         The published key may differ from the key computed here, because parts of the key were lost when the event was
-        wrapped. Returns the jobs that can be claimed. The other jobs failed because the store could not be read."""
+        wrapped. Returns the jobs that can be claimed. `failed` is called with a job if the store could not be
+        read."""
         claimable = []
         for job in jobs:
             carried, job.carried = job.carried, None
@@ -280,7 +283,7 @@ class Claimer:
                     job.key = Key(carried, HANDED_ON, (carried.hex(),), job.key.binds)
                 claimable.append(job)
             except StoreError as error:
-                self.unanswered([job], str(error))
+                failed([job], str(error))
         return claimable
 
     def _admissions(self, jobs: Sequence[Job]) -> list[Admit]:

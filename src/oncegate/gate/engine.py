@@ -21,7 +21,7 @@ from oncegate.gate.settlement import CLOSE_WITHIN, SettlementPlanner, Settlement
 from oncegate.gate.state_changes import StateChangeResolver
 from oncegate.gate.sync_runner import RunContext, SyncRunner, refuse_unguarded
 from oncegate.sources import NO_HINTS, Hints
-from oncegate.stores.base import JoinsTransactions, Store
+from oncegate.stores.base import Inbox, JoinsTransactions, Store
 from oncegate.stores.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ class Engine:
         refuse_unguarded(jobs)
         self.state_changes.confirm(batch.items)
         return batch.outcomes
+
+    def kept(self, limit: int) -> int:
+        """Returns how many events the inbox holds; `limit` if it holds more. Raises StoreError."""
+        return cast(Inbox, self._store).kept(self.config.namespace, limit)
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done without running a handler. Returns False if the event was already known, is skipped or

@@ -282,13 +282,14 @@ class Gate:
         drain: Duration = "25s",
     ) -> "Worker":
         """Returns a worker for a queue or a bus. `queue` is `sqs://NAME?region=eu-central-1`, the queue URL that AWS
-        shows, or `nats://HOST/STREAM?consumer=NAME`.
+        shows, `kafka://HOST/TOPIC?group=NAME`, or `nats://HOST/STREAM?consumer=NAME`.
 
         `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C. Handlers that run at this
         time have up to `drain` to end. A message is acknowledged (SQS: deleted) when all its events are acknowledged.
         Otherwise the message is delivered again. SQS counts the attempts: a failing event is not buried here, and
-        `max_attempts` has no effect. NATS does not: a failing event becomes a dead letter after `max_attempts`, and so
-        does an invalid event.
+        `max_attempts` has no effect. Kafka and NATS do not: a failing event becomes a dead letter after `max_attempts`,
+        and so does an invalid event. Kafka cannot deliver one message again: the worker runs a failing event again
+        itself, and after some attempts moves it to the inbox of the store, which it also runs, or to a retry topic.
 
         Each long poll waits up to `wait` for up to `batch` messages, and up to `receivers` polls run at a time. The
         worker has at most about `in_hand` events in flight. A message is hidden from other workers for `visibility`.
@@ -309,7 +310,8 @@ class Gate:
         counted = counts_attempts(queue)
         engine = self._engine.under(max_attempts=None) if counted else self._engine.under(owns_retries=True)
         identify = partial(self._identify, trusted=True)
-        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep)
+        inbox = self.inbox if self._has_inbox and not self._config.marks_first else None
+        context = WorkerContext(engine, self._events, identify, self._observers, engine.boot, self.keep, inbox)
         return open_worker(queue, handler, options, context)
 
     def seen(self, payload: Any) -> bool:

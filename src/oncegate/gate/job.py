@@ -369,6 +369,11 @@ def stage(key: Key, destination: str) -> Key:
     return Key(stage_digest(key.digest, destination), HANDED_ON, (str(key), destination), key.binds)
 
 
+def is_stage(key: Key) -> bool:
+    """Whether `stage` has made this key: a gate with the same store and namespace has published the event."""
+    return key.strategy == HANDED_ON and len(key.parts) > 1
+
+
 def stage_digest(key: bytes, destination: str) -> bytes:
     return digest_of((HANDED_ON, key.hex(), destination))
 

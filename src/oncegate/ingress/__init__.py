@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from oncegate.errors import SettingError
-from oncegate.ingress.options import NATS_LIMITS, SQS_LIMITS, OptionLimits, QueueOptions, validate
+from oncegate.ingress.options import KAFKA_LIMITS, NATS_LIMITS, SQS_LIMITS, OptionLimits, QueueOptions, validate
 from oncegate.text import any_of, quoted
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ def _sqs() -> _Driver:
     return _Driver(read_address, SQS_LIMITS, sqs_worker, counts_attempts=True)
 
 
+def _kafka() -> _Driver:
+    from oncegate.ingress.kafka import kafka_worker, read_group
+
+    return _Driver(read_group, KAFKA_LIMITS, kafka_worker, counts_attempts=False)
+
+
 def _nats() -> _Driver:
     from oncegate.ingress.nats import nats_worker, read_consumer
 
@@ -44,6 +50,8 @@ _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
     "sqs": _sqs,
     "https": _sqs,
     "http": _sqs,
+    "kafka": _kafka,
+    "kafka+tls": _kafka,
     "nats": _nats,
     "nats+tls": _nats,
 }

@@ -105,6 +105,11 @@ class Dispatcher(Generic[_Work]):
         """The lanes that wait for an item to run again."""
         return [lane.name for lane in self._held if lane.name is not None]
 
+    @property
+    def held_items(self) -> int:
+        """The number of items that wait to run again, and of the items that wait for them."""
+        return sum(len(lane.waiting) for lane in self._held)
+
     def has_waiting(self, lane: Hashable) -> bool:
         return lane in self._lanes and bool(self._lanes[lane].waiting)
 

@@ -13,18 +13,21 @@ _LONGEST_PAUSE: Final = 300
 
 
 class Message:
-    """One received message. `receives` is how often the queue has delivered it.
+    """One received message. `receives` is how often the queue has delivered it. `running` is how many of its events
+    run now. Its events start at the time `starts_at` of the boot clock, or later.
 
     The message is acknowledged when all its events are acknowledged. If an event is not acknowledged, `again_after` is
     the number of seconds after which the message is to be delivered again.
     """
 
-    __slots__ = ("again_after", "name", "receives", "unfinished")
+    __slots__ = ("again_after", "name", "receives", "running", "starts_at", "unfinished")
 
     def __init__(self, name: str, receives: int) -> None:
         self.name = name
         self.receives = receives
         self.unfinished = 0
+        self.running = 0
+        self.starts_at = 0
         self.again_after: float | None = None
 
     def may_start(self, now: int) -> bool:  # noqa: ARG002  # for links that can lose a message
@@ -40,15 +43,19 @@ class Message:
 
 class MessageEvent:
     """One event of a message, with the lane in which it runs and its order within the lane. With `in_groups`, the
-    events of a message group run in the order in which the queue delivers them."""
+    events of a message group run in the order in which the queue delivers them. `attempts` counts its failed attempts
+    while it is held here, and `failed_at` is the time of the first of them; see `retries`."""
 
-    __slots__ = ("checks", "event", "item", "lane", "message", "order", "ran")
+    __slots__ = ("attempts", "checks", "event", "failed_at", "item", "lane", "message", "order", "ran", "starts_at")
 
     def __init__(self, message: Message, event: Event, item: Identified, *, in_groups: bool) -> None:
         self.message = message
         self.event = event
         self.item = item
         self.ran = False
+        self.attempts = 0
+        self.failed_at = 0
+        self.starts_at = message.starts_at
         self.checks = 0  # how often the event was in flight because its publisher had not completed it yet
         self.lane = ("group", event.evidence.group) if in_groups else _lane(event, item)
         self.order = 0 if in_groups else _order(event)

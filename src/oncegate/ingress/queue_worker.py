@@ -1,7 +1,8 @@
 """The queue worker takes the messages of a queue or a bus through a gate.
 
 receive ─▶ read ─▶ dispatcher ─▶ gate ─▶ every event acknowledged ─▶ acknowledge the message
-                                        └▶ an event not acknowledged ─▶ have the message delivered again, after a pause
+                                        └▶ an event not acknowledged ─▶ have the message delivered again, after a pause;
+                                           if the bus cannot do this, run the event again here (`retries`)
 
 A link is the part that knows one kind of queue: it receives messages, keeps them from other workers, and acknowledges
 or returns them.
@@ -27,6 +28,7 @@ from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.http_answers import due_in
 from oncegate.ingress.messages import Message, MessageEvent
+from oncegate.ingress.retries import LocalRetries, Mover
 from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
 from oncegate.ingress.worker import Figures, WorkerContext
 
@@ -85,7 +87,8 @@ OpenLink = Callable[[LinkContext], QueueLink]
 
 class QueueWorker:
     """Implements `oncegate.ingress.worker.Worker`. `in_hand` is the largest number of events that wait or run, and
-    `drain` is how many seconds running handlers have to end."""
+    `drain` is how many seconds running handlers have to end. `mover` is set for a bus that does not deliver a message
+    again: the worker then runs failed events again itself."""
 
     def __init__(
         self,
@@ -95,12 +98,14 @@ class QueueWorker:
         *,
         in_hand: int,
         drain: float,
+        mover: Mover | None = None,
     ) -> None:
         self._open_link = open_link
         self._handler = handler
         self._context = context
         self._in_hand = in_hand
         self._drain = drain
+        self._mover = mover
         # The counter has all names from the start: other threads read it, so no name may be added during a read.
         self._counts = Counter(received=0, processed=0, duplicates=0, failed=0)
         self._lock = threading.Lock()
@@ -127,7 +132,8 @@ class QueueWorker:
     @property
     def figures(self) -> Figures:
         session = self._session
-        return Figures(**self._counts, in_hand=0 if session is None else session.in_hand)
+        figures = Figures(**self._counts, in_hand=0 if session is None else session.in_hand)
+        return figures if self._mover is None else _plus_moved(figures, self._mover.figures)
 
     @property
     def left_running(self) -> int:
@@ -135,7 +141,13 @@ class QueueWorker:
 
     async def _work(self) -> None:
         session = QueueSession(
-            self._open_link, self._handler, self._context, self._counts, in_hand=self._in_hand, drain=self._drain
+            self._open_link,
+            self._handler,
+            self._context,
+            self._counts,
+            in_hand=self._in_hand,
+            drain=self._drain,
+            mover=self._mover,
         )
         with self._lock:
             self._session, self._loop = session, asyncio.get_running_loop()
@@ -148,6 +160,7 @@ class QueueWorker:
             with self._lock:
                 self._session = self._loop = None
             self._left_running = session.left_running + self._context.engine.async_runner.threads.given_up
+            self._left_running += 0 if self._mover is None else self._mover.left_running
 
 
 class QueueSession:
@@ -162,6 +175,7 @@ class QueueSession:
         *,
         in_hand: int,
         drain: float,
+        mover: Mover | None = None,
     ) -> None:
         self._is_plain = not is_async(handler)
         self._handler = logged(handler, has_log=context.observers.have_log)
@@ -177,6 +191,7 @@ class QueueSession:
         self._dispatcher = Dispatcher(self._run, self._give_back, most=in_hand, at_work=concurrency)
         self._store_outage = OutageLogger(context.boot)
         self._link = open_link(LinkContext(context.boot, config, self._dispatcher, self._take, self._store_outage))
+        self._retries = None if mover is None else LocalRetries(mover, self._dispatcher, context.boot, in_hand)
         self._threads = CallThreads("oncegate-keep", 1)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -201,19 +216,25 @@ class QueueSession:
         finally:
             self._threads.close()
             await self._link.close()
+            if self._retries is not None:
+                self._retries.mover.close()
 
     async def _work_until_stopped(self) -> None:
         receiving = asyncio.create_task(self._link.receive(self._stopping))
         holding = asyncio.create_task(self._link.hold())
         stopped = asyncio.create_task(self._stopping.wait())
+        tasks = [receiving, holding, stopped]
+        moved = None if self._retries is None else asyncio.create_task(self._retries.mover.work())
         try:
-            await asyncio.wait([receiving, holding, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*tasks, *filter(None, [moved])], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stopping.set()
+            if self._retries is not None:
+                self._retries.mover.stop()
             await self._drain(receiving)
-            for task in (receiving, holding, stopped):
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(receiving, holding, stopped, return_exceptions=True)
+            results = await asyncio.gather(*tasks, *filter(None, [moved]), return_exceptions=True)
         _raise_first([result for result in results if isinstance(result, BaseException)])
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────
@@ -242,8 +263,22 @@ class QueueSession:
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, work: MessageEvent) -> Next:
-        if not work.message.may_start(self._context.boot()):
+        now = self._context.boot()
+        if self._retries is not None:
+            self._retries.note_start(work)
+        if not work.message.may_start(now):
             return self._not_acknowledged(work, work.message.pause)
+        if now < work.starts_at:
+            return RunAgain((work.starts_at - now) / 1e6)
+        work.message.running += 1
+        try:
+            if self._retries is not None and self._retries.mover.must_follow(work):
+                return await self._move(work, work.message.pause)
+            return await self._run_event(work)
+        finally:
+            work.message.running -= 1
+
+    async def _run_event(self, work: MessageEvent) -> Next:
         work.ran = True
         began_at = self._context.boot()
         outcome = await self._run_through_gate(work.item)
@@ -257,9 +292,29 @@ class QueueSession:
         if outcome.status == "invalid" and not self._link.has_dead_letters:
             (outcome,) = await self._threads.call(self._context.keep, [outcome])
         if not outcome.acked and not (outcome.status == "invalid" and outcome.kept is not None):
-            return self._not_acknowledged(work, self._pause(outcome, work))
+            return await self._retry(work, outcome)
         self._end(work, None)
         return "go_on"
+
+    async def _retry(self, work: MessageEvent, outcome: Outcome) -> Next:
+        """Have the event delivered again. If the bus cannot do this, run it again here or move it."""
+        pause, retries = self._pause(outcome, work), self._retries
+        if retries is None:
+            return self._not_acknowledged(work, pause)
+        work.message.receives += 1
+        if retries.is_used_up(work, pause, failed=outcome.status == "failed") and outcome.status != "invalid":
+            return await self._move(work, pause)
+        work.item = self._identify(work.event)
+        return RunAgain(pause)
+
+    async def _move(self, work: MessageEvent, pause: float) -> Next:
+        """Move the event to another place, and acknowledge it. If it cannot be moved now, it runs again here."""
+        item = self._identify(work.event)
+        if self._retries is not None and await self._retries.mover.move(work, item, pause):
+            self._end(work, None)
+            return "go_on"
+        work.item = self._identify(work.event)
+        return RunAgain(pause)
 
     async def _run_through_gate(self, item: Identified) -> Outcome:
         if not self._store_outage.is_ongoing:
@@ -320,10 +375,14 @@ class QueueSession:
         A queue may count each delivery, and an event must not become a dead letter because another event fails. So an
         event that was delivered more than `_MAX_SKIPS` times runs out of order. Events of a message group never run out
         of order."""
+        now = self._context.boot()
         for work in works:
             pause = self._lane_pauses.get(work.lane, work.message.pause)
             if self._stopping.is_set():
                 self._end(work, self._pause_at_stop(work))
+            elif self._retries is not None and work.message.may_start(now):  # the bus would not deliver it again
+                work.starts_at = now + int(pause * 1e6)
+                self._dispatcher.offer(work, work.lane, work.order)
             elif work.ran or self._link.in_groups or work.message.receives <= _MAX_SKIPS:
                 self._end(work, pause)
             else:
@@ -368,6 +427,17 @@ def _proves_answer(outcome: Outcome) -> bool:
     if outcome.status == "in_flight":
         return outcome.original is not None
     return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
+
+
+def _plus_moved(figures: Figures, moved: Figures) -> Figures:
+    """Add the figures of events that were moved from the queue to the inbox. Their messages are counted once."""
+    return Figures(
+        received=figures.received,
+        processed=figures.processed + moved.processed,
+        duplicates=figures.duplicates + moved.duplicates,
+        failed=figures.failed + moved.failed,
+        in_hand=figures.in_hand + moved.in_hand,
+    )
 
 
 def _raise_first(errors: Sequence[BaseException]) -> None:

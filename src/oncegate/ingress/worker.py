@@ -47,7 +47,8 @@ class Worker(Protocol):
 
 class WorkerContext(Struct, frozen=True):
     """The parts of a gate that a worker uses. `read` returns the events of a payload. `identify` computes the key of an
-    event. `keep` stores invalid events as dead letters."""
+    event. `keep` stores invalid events as dead letters. `inbox` creates an InboxWorker, with the options of
+    `Gate.inbox`; it is None if the store has no inbox, or if the mode does not allow one."""
 
     engine: Engine
     read: Callable[[Any], list[Event]]
@@ -55,3 +56,4 @@ class WorkerContext(Struct, frozen=True):
     observers: Observers
     boot: Clock
     keep: Callable[[Sequence[Outcome]], list[Outcome]]
+    inbox: Callable[..., Any] | None = None

@@ -374,7 +374,7 @@ WORK: Final = (
         " selects a handler that only logs the event.",
     ),
     *_sinks("work"),
-    _of_table("work", "batch", "count", 10, "How many messages to request at a time: up to 10 of SQS, 1,000 of NATS."),
+    _of_table("work", "batch", "count", 10, "How many messages to request at a time: up to 10 of SQS, 1,000 of a bus."),
     _of_table("work", "wait", "duration", "20s", "How long a poll waits for a message while no event is in flight."),
     _of_table(
         "work",

@@ -40,7 +40,7 @@ def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
 
 def publish(url: str) -> Handler:
     """Return a handler that sends each event to a destination: `sqs://QUEUE?region=…`, `eventbridge://BUS?region=…`,
-    `stepfunctions://ARN` or `nats://HOST/STREAM?subject=…`."""
+    `stepfunctions://ARN`, `kafka://HOST/TOPIC` or `nats://HOST/STREAM?subject=…`."""
     scheme, separator, _ = url.partition("://")
     if scheme not in _PUBLISHERS or not separator:
         problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
@@ -56,6 +56,12 @@ def _aws() -> Callable[[str], Handler]:
     return publisher
 
 
+def _kafka() -> Callable[[str], Handler]:
+    from oncegate.sinks.kafka import KafkaPublisher
+
+    return KafkaPublisher
+
+
 def _nats() -> Callable[[str], Handler]:
     from oncegate.sinks.nats import NatsPublisher
 
@@ -67,6 +73,8 @@ _PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {
     "sqs": _aws,
     "eventbridge": _aws,
     "stepfunctions": _aws,
+    "kafka": _kafka,
+    "kafka+tls": _kafka,
     "nats": _nats,
     "nats+tls": _nats,
 }

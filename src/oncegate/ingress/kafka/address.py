@@ -1,0 +1,48 @@
+"""The address of a Kafka consumer group."""
+
+import re
+from typing import Final
+
+from msgspec import Struct
+
+from oncegate.buses.kafka import KafkaAddress, checked_topic, client_config, read_address
+from oncegate.errors import SettingError
+from oncegate.text import any_of, quoted
+
+_USE: Final = "write 'kafka://HOST:PORT/TOPIC?group=NAME'"
+_OWN: Final = ("group", "retry_topic", "start")
+_GROUP: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_STARTS: Final = ("earliest", "latest")
+
+
+class GroupAddress(Struct, frozen=True):
+    """A consumer group of a topic. `start` is where a group without committed offsets begins."""
+
+    at: KafkaAddress
+    group: str
+    retry_topic: str | None
+    start: str
+
+    @property
+    def topics(self) -> list[str]:
+        return list(dict.fromkeys(filter(None, [self.at.topic, self.retry_topic])))
+
+    @property
+    def place(self) -> str:
+        """The names of the group and the topic, for messages to people."""
+        return f"the group {self.group} of the Kafka topic {self.at.topic}"
+
+
+def read_group(url: str) -> GroupAddress:
+    """Parse `kafka://HOST:PORT,HOST:PORT/TOPIC?group=NAME`, and check the files that it names. Raises SettingError."""
+    address = read_address(url, _OWN, _USE)
+    client_config(address)
+    group, retry_topic = address.options.get("group", ""), address.options.get("retry_topic")
+    start = address.options.get("start", _STARTS[0])
+    if not _GROUP.fullmatch(group):
+        raise SettingError(f"{quoted(group)} is not the name of a Kafka consumer group; {_USE}")
+    if retry_topic is not None:
+        checked_topic(retry_topic, "write 'retry_topic=TOPIC'")
+    if start not in _STARTS:
+        raise SettingError(f"start={quoted(start)} is not a place to start from; use {any_of(_STARTS)}")
+    return GroupAddress(address, group, retry_topic, start)

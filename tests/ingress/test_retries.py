@@ -1,0 +1,149 @@
+"""Retries for a bus that does not deliver again: when an event is moved, and the movers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oncegate import Gate, read
+from oncegate.carriers.buses import BusMessage
+from oncegate.ingress import retries
+from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
+from oncegate.ingress.messages import Message, MessageEvent
+from oncegate.ingress.retries import InboxMover, LocalRetries, NoMover
+from oncegate.ingress.worker import WorkerContext
+from tests.ingress.sqs.queues import call
+from tests.ingress.test_dispatcher import in_loop
+
+
+def work_of(gate: Gate, payload: dict[str, Any]) -> MessageEvent:
+    (event,) = read(payload)
+    return MessageEvent(Message("m-1", 1), event, gate._identify(event), in_groups=False)
+
+
+class Clock:
+    now = 1
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def dispatcher() -> Dispatcher[MessageEvent]:
+    async def run(_work: MessageEvent) -> Next:
+        return RunAgain(60)
+
+    return Dispatcher(run, lambda _works: None, most=4)
+
+
+@in_loop
+async def test_three_attempts() -> None:
+    """An event is moved after three failed attempts. A claim that another worker holds is not an attempt."""
+    decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
+    work = work_of(Gate("memory://"), call(1))
+    assert not decide.is_used_up(work, 1, failed=False)
+    assert not decide.is_used_up(work, 1, failed=True)
+    assert not decide.is_used_up(work, 1, failed=True)
+    assert decide.is_used_up(work, 1, failed=True)
+
+
+@in_loop
+async def test_thirty_seconds() -> None:
+    """An event is moved if its next attempt would start more than 30 s after its first failure."""
+    clock = Clock()
+    decide, gate = LocalRetries(NoMover(), dispatcher(), clock, 4), Gate("memory://")
+    assert decide.is_used_up(work_of(gate, call(1)), 31, failed=True)
+    work = work_of(gate, call(2))
+    assert not decide.is_used_up(work, 20, failed=True)
+    clock.now += 20_000_000
+    assert decide.is_used_up(work, 11, failed=True)
+
+
+@in_loop
+async def test_half_of_the_events_wait() -> None:
+    """An event is moved at its first failure if more than half of the events in hand would wait for a retry."""
+    waiting, gate = dispatcher(), Gate("memory://")
+    decide = LocalRetries(NoMover(), waiting, Clock(), 4)
+    assert not decide.is_used_up(work_of(gate, call(1)), 1, failed=True)
+    for number in (1, 2):
+        waiting.offer(work_of(gate, call(number, "c-1")), "c-1")
+    await asyncio.sleep(0.05)
+    assert waiting.held_items == 2
+    assert decide.is_used_up(work_of(gate, call(3)), 1, failed=True)
+    decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
+    together = [work_of(gate, call(number)) for number in range(3)]
+    assert [decide.is_used_up(work, 1, failed=True) for work in together] == [False, False, True]
+    decide.note_start(together[0])
+    assert not decide.is_used_up(together[2], 1, failed=True)
+    assert LocalRetries(NoMover(), dispatcher(), Clock(), 1).is_used_up(work_of(gate, call(3)), 1, failed=True)
+
+
+def mover_of(gate: Gate) -> InboxMover:
+    context = WorkerContext(
+        gate._engine.under(), gate._events, gate._identify, gate._observers, gate._engine.boot, gate.keep
+    )
+    return InboxMover(gate.inbox(print), context)
+
+
+@in_loop
+async def test_the_inbox_has_the_event() -> None:
+    """A moved event waits in the inbox, and later events of its entity must follow. Its copies are duplicates."""
+    gate = Gate("memory://")
+    mover, work = mover_of(gate), work_of(gate, call(1, "c-1"))
+    assert not mover.must_follow(work)
+    assert await mover.move(work, gate._identify(work.event), 1)
+    assert mover.must_follow(work_of(gate, call(2, "c-1")))
+    assert not mover.must_follow(work_of(gate, call(2, "c-2")))
+    assert (await gate.arun(call(1, "c-1"), print)).status == "duplicate"
+    gate.close()
+
+
+@in_loop
+async def test_an_event_that_another_worker_runs() -> None:
+    """An event whose claim is held by another worker cannot be moved: that worker will settle it."""
+    gate, runs, ends = Gate("memory://"), asyncio.Event(), asyncio.Event()
+
+    async def handler(_event: Any) -> None:
+        runs.set()
+        await ends.wait()
+
+    running = asyncio.create_task(gate.arun(call(1), handler))
+    await runs.wait()
+    work = work_of(gate, call(1))
+    assert not await mover_of(gate).move(work, gate._identify(work.event), 1)
+    ends.set()
+    await running
+    gate.close()
+
+
+@in_loop
+async def test_only_so_many_lanes_are_remembered() -> None:
+    """The number of remembered entities is limited. The oldest one is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries, "_MOST_LANES", 2)
+        await move_three()
+
+
+async def move_three() -> None:
+    gate = Gate("memory://")
+    mover = mover_of(gate)
+    works = [work_of(gate, call(number, f"c-{number}")) for number in range(3)]
+    for work in works:
+        assert await mover.move(work, gate._identify(work.event), 1)
+    assert [mover.must_follow(work) for work in works] == [False, True, True]
+    gate.close()
+
+
+@in_loop
+async def test_the_key_of_the_publisher() -> None:
+    """An event is moved under the key with which it was published, if the namespace has a record of this key. Under its
+    own key it would be another event."""
+    gate = Gate("memory://", max_attempts=10)
+    failed = await gate.arun(call(1), fail)
+    (event,) = read(BusMessage(b'{"id": "evt-x", "number": 1}', {"oncegate-key": str(failed.key)}))
+    (moved,) = await gate._engine.async_runner.admit([gate._identify(event, trusted=True)])
+    assert str(moved.outcome.key) == str(failed.key)
+    gate.close()
+
+
+def fail(_event: Any) -> None:
+    raise ValueError("not yet")
