@@ -369,6 +369,7 @@ def real() -> Iterator[RealKafka]:
     kafka.stop()
 
 
+@pytest.mark.long
 def test_a_real_broker(real: RealKafka, tmp_path: Path) -> None:
     """Against the broker that the environment names: publish, work off with two workers, a poison message, a retry
     topic."""
