@@ -102,6 +102,7 @@ LAZY = {
     ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `serve`",
     ("sinks/__init__.py", "oncegate.sinks.aws"): "optional dependency: the extra `aws`",
     ("sinks/__init__.py", "oncegate.sinks.nats"): "optional dependency: the extra `nats`",
+    ("sinks/__init__.py", "oncegate.sinks.rabbitmq"): "optional dependency: the extra `rabbitmq`",
     ("stores/__init__.py", "oncegate.stores.dynamodb"): "optional dependency: the extra `dynamodb`",
     ("stores/__init__.py", "oncegate.stores.memory"): "cold start: only the store that is used",
     ("stores/__init__.py", "oncegate.stores.postgres"): "optional dependency: the extra `postgres`",
