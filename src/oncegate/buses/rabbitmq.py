@@ -13,8 +13,7 @@ from oncegate.errors import MissingExtra, SettingError
 from oncegate.text import quoted
 
 try:
-    import aio_pika
-    from aio_pika.abc import AbstractConnection
+    from aio_pika import Connection
     from aio_pika.exceptions import CONNECTION_EXCEPTIONS
     from yarl import URL
 except ImportError as _error:
@@ -89,13 +88,17 @@ def login_of(address: RabbitAddress) -> tuple[URL, ssl.SSLContext | None]:
     return url, context
 
 
-async def connect(address: RabbitAddress) -> AbstractConnection:
+async def connect(address: RabbitAddress) -> Connection:
     """Connect to the server. A connection that is lost stays lost: a message must be acknowledged on the channel that
     has delivered it, so the clients of aio-pika that connect again by themselves are not used."""
     url, context = login_of(address)
-    return await answer_of(
-        aio_pika.connect(url, ssl_context=context, client_properties={"connection_name": "oncegate"})
-    )
+    connection = Connection(url, ssl_context=context, client_properties={"connection_name": "oncegate"})
+    try:
+        await answer_of(connection.connect())
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 async def answer_of(request: Awaitable[_R], within: float = _ANSWER_WITHIN) -> _R:

@@ -27,8 +27,8 @@ from oncegate.sinks.async_client import AsyncClient
 from oncegate.sinks.base import document, headers_of
 
 try:
-    from aio_pika import DeliveryMode, Message
-    from aio_pika.abc import AbstractChannel, AbstractConnection
+    from aio_pika import Connection, DeliveryMode, Message
+    from aio_pika.abc import AbstractChannel
     from aio_pika.exceptions import ChannelPreconditionFailed, DeliveryError, PublishError
 except ImportError as _error:
     raise MissingExtra("publishing to RabbitMQ", "rabbitmq") from _error
@@ -85,7 +85,7 @@ class _Confirmed:
     """A channel on which RabbitMQ confirms each message. `sending` has the ids of the messages that wait
     for it."""
 
-    def __init__(self, connection: AbstractConnection, channel: AbstractChannel) -> None:
+    def __init__(self, connection: Connection, channel: AbstractChannel) -> None:
         self.connection = connection
         self.channel = channel
         self.sending: set[str] = set()
