@@ -90,6 +90,7 @@ LAZY = {
     ("journal/__init__.py", "oncegate.journal.redis"): "optional dependency: the extra `redis`",
     ("journal/__init__.py", "oncegate.stores.redis"): "optional dependency: the extra `redis`",
     ("ingress/__init__.py", "oncegate.ingress.nats"): "optional dependency: the extra `nats`",
+    ("ingress/__init__.py", "oncegate.ingress.rabbitmq"): "optional dependency: the extra `rabbitmq`",
     ("ingress/__init__.py", "oncegate.ingress.sqs"): "optional dependency: the extra `aws`",
     ("ingress/lambda_handler.py", "asyncio"): "cold start: only for async handlers",
     ("previous/__init__.py", "oncegate.previous.dynamodb"): "optional dependency: the extra `dynamodb`",
