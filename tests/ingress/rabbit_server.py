@@ -45,8 +45,11 @@ _COUNT = """
 {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{name}">>)),
 case amqqueue:get_type(Q) of
     rabbit_quorum_queue ->
-        {{ok, {{_, N}}, _}} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1), N;
-    _ -> [{{messages, N}}] = rabbit_amqqueue:info(Q, [messages]), N
+        case ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1) of
+            {{ok, {{_, N}}, _}} -> N;
+            _ -> -1  % the queue recovers after a restart
+        end;
+    _ -> [{{messages, M}}] = rabbit_amqqueue:info(Q, [messages]), M
 end
 """
 

@@ -1,4 +1,4 @@
-"""What every queue worker does, on SQS and on NATS: one effect for each event, order, the limit, and figures."""
+"""What every queue worker does, on SQS, NATS and RabbitMQ: one effect for each event, order, the limit, and figures."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,10 +32,12 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     server.stop()
 
 
-@pytest.fixture(params=["sqs", "nats"])
+@pytest.fixture(params=["sqs", "nats", "rabbitmq"])
 def source(request: pytest.FixtureRequest) -> Source:
     if request.param == "nats":
         return request.getfixturevalue("nats").stream()  # type: ignore[no-any-return]
+    if request.param == "rabbitmq":
+        return request.getfixturevalue("rabbit").queue()  # type: ignore[no-any-return]
     emulator: Cloud = request.getfixturevalue("cloud")
     return emulator.queue()
 
