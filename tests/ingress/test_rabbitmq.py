@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -68,9 +70,10 @@ def test_who_counts_the_attempts() -> None:
     ("arguments", "version", "options", "problem"),
     [
         ({"x-queue-type": "quorum"}, "3.13.7", False, None),
-        ({"x-queue-type": "quorum"}, "4.1.0", False, "drops a message after 20 deliveries"),
+        ({"x-queue-type": "quorum"}, "4.1.0", False, "drops a message that is returned more than 20 times"),
         ({"x-queue-type": "quorum", "x-delivery-limit": -1}, "4.1.0", False, None),
-        ({"x-queue-type": "quorum", "x-delivery-limit": 3}, "3.10.8", False, "drops a message after 3 deliveries"),
+        ({"x-queue-type": "quorum", "x-delivery-limit": -1}, "3.10.8", False, "that is returned more than 0 times"),
+        ({"x-queue-type": "quorum", "x-delivery-limit": 3}, "3.10.8", False, "that is returned more than 3 times"),
         ({"x-queue-type": "quorum", "x-delivery-limit": 3, "x-dead-letter-exchange": ""}, "4.1.0", False, None),
         ({"x-queue-type": "quorum", "x-delivery-limit": 3}, "3.10.8", True, None),  # a policy may set the exchange
         ({"x-queue-type": "classic"}, "4.1.0", False, None),
@@ -103,7 +106,7 @@ def test_arguments_that_could_lose_events(
                     "x-overflow": "drop-head",
                 }
             },
-            "drops a message after 3 deliveries, so an event could be lost; give it a dead-letter exchange",
+            "drops a message that is returned more than 3 times, so an event could be lost; give it a dead-letter",
         ),
     ],
 )
@@ -499,3 +502,31 @@ def test_the_command(queue: RabbitQueue, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in err.splitlines()]
     assert [line["level"] for line in lines] == ["info", "warning"], err
     assert "nothing is received until this ends" in lines[1]["message"]
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "rabbitmq.md").read_text()
+
+
+def test_the_guide(rabbit: Rabbit, tmp_path: Path) -> None:
+    """The program of the guide creates a queue, and its commands run the messages of the queue."""
+    handler, program = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (setup,) = re.findall(r"^    python (.*)$", GUIDE, re.MULTILINE)
+    commands = re.findall(r"^    (oncegate work .*)$", GUIDE, re.MULTILINE)
+    assert len(commands) == 2
+    (tmp_path / "app.py").write_text(handler)
+    (tmp_path / setup).write_text(program.replace("127.0.0.1:5672", rabbit.address))
+    done = subprocess.run([sys.executable, setup], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    queue = RabbitQueue(rabbit, "events")
+    for number, command in enumerate(commands):
+        queue.send({"id": f"evt-{number}"})
+        words = shlex.split(command.replace("127.0.0.1:5672", rabbit.address))
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            queue.until_empty()
+        finally:
+            process.terminate()
+            out, err = process.communicate(timeout=40)
+        assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err

@@ -146,14 +146,24 @@ def problem_of(arguments: dict[str, Any], version: str, *, counts_attempts: bool
     if kind == "classic":
         unlimited = "does not count deliveries, so a failing message would be delivered without end; use a quorum queue"
         return f"{unlimited}, or remove dead_letters=queue from the URL" if counts_attempts else None
-    has_default = version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) >= _LIMIT_SINCE
-    limit = arguments.get("x-delivery-limit", _DEFAULT_LIMIT if has_default else -1)
-    if counts_attempts or limit < 0 or "x-dead-letter-exchange" in arguments:
+    limit = _delivery_limit(arguments, version)
+    if counts_attempts or limit is None or "x-dead-letter-exchange" in arguments:
         return None
     return (
-        f"drops a message after {limit} deliveries, so an event could be lost; give it a dead-letter exchange, or the"
-        " delivery limit -1; if a policy sets the dead-letter exchange, add dead_letters=queue to the URL"
+        f"drops a message that is returned more than {limit} times, so an event could be lost; give it a dead-letter"
+        " exchange, or, if a policy sets one, add dead_letters=queue to the URL"
     )
+
+
+def _delivery_limit(arguments: dict[str, Any], version: str) -> int | None:
+    """How often a message may be returned to a quorum queue. Since RabbitMQ 4 there is a default, and -1 turns it off.
+    Before, -1 is a limit like 0."""
+    major = version.partition(".")[0]
+    is_new = major.isdecimal() and int(major) >= _LIMIT_SINCE
+    limit = arguments.get("x-delivery-limit", _DEFAULT_LIMIT if is_new else None)
+    if limit is None or (is_new and limit < 0):
+        return None
+    return max(0, int(limit))
 
 
 # ── the link ──────────────────────────────────────────────────────────────────────────────────────────────
