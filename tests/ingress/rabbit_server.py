@@ -233,7 +233,7 @@ class Rabbit:
         (cookie,) = Path(self._environment["HOME"]).glob(".erlang.cookie")
         call = next(programs.parents[1].glob("lib/erl_interface-*/bin/erl_call"), programs.parents[1] / "bin/erl_call")
         done = subprocess.run(
-            [str(call), "-sname", self._node, "-c", cookie.read_text(), "-e"],
+            [str(call), "-r", "-sname", self._node, "-c", cookie.read_text(), "-e"],
             input=f"{expression}.\n".encode(),
             capture_output=True,
             env=os.environ | self._environment,

@@ -1,12 +1,20 @@
 """What every queue worker does, on SQS, NATS and RabbitMQ: one effect for each event, order, the limit, and figures."""
 
 import asyncio
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from oncegate import Event, Gate
+from oncegate.errors import RetryLater
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
 from tests.ingress.sqs.queues import Cloud, Handler, call, working
@@ -97,3 +105,102 @@ def test_stop_finishes_what_runs(source: Source) -> None:
         source.until_empty()
     assert (first.ran, second.ran) == ([1], [2])
     gate.close()
+
+
+# ── queues without a dead-letter queue ────────────────────────────────────────────────────────────────────
+
+
+class Bus(Source, Protocol):
+    """A source that does not count attempts. `left` is the number of messages that are not acknowledged."""
+
+    def left(self) -> int: ...
+
+
+@pytest.fixture(params=["nats", "rabbitmq"])
+def bus(request: pytest.FixtureRequest) -> Bus:
+    if request.param == "nats":
+        return request.getfixturevalue("nats").stream()  # type: ignore[no-any-return]
+    return request.getfixturevalue("rabbit").queue("classic")  # type: ignore[no-any-return]
+
+
+def test_a_failing_event_becomes_a_dead_letter(bus: Bus) -> None:
+    """The bus does not count attempts: after max_attempts the event is a dead letter of the gate, and other events go
+    on."""
+    bus.send(call(1, fails=9), call(2))
+    handler, gate = Handler(), Gate("memory://", max_attempts=2, backoff="10ms")
+    with working(gate.worker(bus.source, handler)):
+        bus.until_empty()
+    (letter,) = gate.store.dead_letters()
+    assert letter.record.attempts == 2
+    assert handler.ran.count(2) == 1
+    gate.close()
+
+
+def test_an_invalid_message_becomes_a_dead_letter(bus: Bus) -> None:
+    """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
+    bus.send(b"not json", b"")
+    gate = Gate("memory://")
+    with working(gate.worker(bus.source, Handler())):
+        bus.until_empty()
+    errors = sorted(letter.record.error or "" for letter in gate.store.dead_letters())
+    assert errors[0].startswith("the message has no body")
+    assert errors[1].startswith("the text is not JSON")
+    gate.close()
+
+
+def test_retry_later(bus: Bus) -> None:
+    """A handler can choose when the event is delivered again. Another event of the entity waits for it."""
+    attempts: list[tuple[str | None, float]] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append((event.id, time.monotonic()))
+        if len(attempts) == 1:
+            raise RetryLater("busy", after=1.0)
+
+    bus.send(call(1, "c-1"), call(2, "c-1"))
+    gate = Gate("memory://")
+    with working(gate.worker(bus.source, handler)):
+        bus.until_empty()
+    assert [each for each, _ in attempts] == ["evt-1", "evt-1", "evt-2"]
+    assert attempts[1][1] - attempts[0][1] >= 1
+    gate.close()
+
+
+PROGRAM = """
+import os, signal, sqlite3, sys
+from oncegate import Gate
+
+kill_at, ran = int(sys.argv[2]), 0
+
+def handle(event):
+    global ran
+    with sqlite3.connect("effects.db") as effects:
+        effects.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, id TEXT)")
+        effects.execute("INSERT OR IGNORE INTO effects VALUES (?, ?)", (str(event.key), event.id))
+    ran += 1
+    if ran == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Gate("sqlite:///claims.db", lease="2s", threads=1).worker(sys.argv[1], handle, visibility="2s").run()
+"""
+
+
+def test_killed_workers(bus: Bus, tmp_path: Path) -> None:
+    """Three workers are killed after an effect and before its completion. No event is lost, and each takes effect
+    once, because the effect is idempotent on the key."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    bus.send(*[{"id": f"evt-{number % 40}", "type": "call.ended"} for number in range(80)])
+    command = [sys.executable, "program.py", bus.source]
+    for kill_at in (1, 7, 12):
+        done = subprocess.run([*command, str(kill_at)], cwd=tmp_path, capture_output=True, timeout=60)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    assert bus.left() > 40
+    with subprocess.Popen([*command, "0"], cwd=tmp_path, stderr=subprocess.PIPE) as last:
+        try:
+            bus.until_empty()
+        finally:
+            last.terminate()
+            last.communicate(timeout=40)
+    with closing(sqlite3.connect(tmp_path / "effects.db")) as db:
+        effects = sorted(each for (each,) in db.execute("SELECT id FROM effects"))
+    assert effects == sorted(f"evt-{number}" for number in range(40))

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import shlex
-import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -168,31 +166,6 @@ def test_a_user_who_may_only_read(
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failing_event_becomes_a_dead_letter(classic: RabbitQueue) -> None:
-    """A classic queue does not count attempts: after max_attempts the event is a dead letter of the gate, and other
-    events go on."""
-    classic.send(call(1, fails=9), call(2))
-    handler, gate = Handler(), Gate("memory://", max_attempts=2, backoff="10ms")
-    with working(gate.worker(classic.source, handler)):
-        classic.until_empty()
-    (letter,) = gate.store.dead_letters()
-    assert letter.record.attempts == 2
-    assert handler.ran.count(2) == 1
-    gate.close()
-
-
-def test_an_invalid_message_becomes_a_dead_letter(queue: RabbitQueue) -> None:
-    """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
-    queue.send(b"not json", b"")
-    gate = Gate("memory://")
-    with working(gate.worker(queue.source, Handler())):
-        queue.until_empty()
-    errors = sorted(letter.record.error or "" for letter in gate.store.dead_letters())
-    assert errors[0].startswith("the message has no body")
-    assert errors[1].startswith("the text is not JSON")
-    gate.close()
-
-
 def test_a_queue_that_counts_attempts(rabbit: Rabbit) -> None:
     """A quorum queue with a delivery limit and a dead-letter exchange counts the attempts: a failing event and an
     invalid message end in its dead-letter queue, and the gate buries nothing."""
@@ -206,24 +179,6 @@ def test_a_queue_that_counts_attempts(rabbit: Rabbit) -> None:
     assert sorted(handler.ran) == [1, 1, 2, 3, 3]
     assert list(gate.store.dead_letters()) == []
     assert sorted(message.body == b"not json" for message in dead.received()) == [False, True]
-    gate.close()
-
-
-def test_retry_later(queue: RabbitQueue) -> None:
-    """A handler can choose when the event is delivered again. Another event of the entity waits for it."""
-    attempts: list[tuple[str | None, float]] = []
-
-    async def handler(event: Event) -> None:
-        attempts.append((event.id, time.monotonic()))
-        if len(attempts) == 1:
-            raise RetryLater("busy", after=1.0)
-
-    queue.send(call(1, "c-1"), call(2, "c-1"))
-    gate = Gate("memory://")
-    with working(gate.worker(queue.source, handler)):
-        queue.until_empty()
-    assert [each for each, _ in attempts] == ["evt-1", "evt-1", "evt-2"]
-    assert attempts[1][1] - attempts[0][1] >= 1
     gate.close()
 
 
@@ -440,46 +395,6 @@ def test_a_killed_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         gate.close()
     finally:
         server.stop()
-
-
-PROGRAM = """
-import os, signal, sqlite3, sys
-from oncegate import Gate
-
-kill_at, ran = int(sys.argv[2]), 0
-
-def handle(event):
-    global ran
-    with sqlite3.connect("effects.db") as effects:
-        effects.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT PRIMARY KEY, id TEXT)")
-        effects.execute("INSERT OR IGNORE INTO effects VALUES (?, ?)", (str(event.key), event.id))
-    ran += 1
-    if ran == kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Gate("sqlite:///claims.db", lease="2s", threads=1).worker(sys.argv[1], handle).run()
-"""
-
-
-def test_killed_workers(queue: RabbitQueue, tmp_path: Path) -> None:
-    """Three workers are killed after an effect and before its completion. No event is lost, and each takes effect
-    once, because the effect is idempotent on the key."""
-    (tmp_path / "program.py").write_text(PROGRAM)
-    queue.send(*[{"id": f"evt-{number % 40}", "type": "call.ended"} for number in range(80)])
-    command = [sys.executable, "program.py", queue.source]
-    for kill_at in (1, 7, 12):
-        done = subprocess.run([*command, str(kill_at)], cwd=tmp_path, capture_output=True, timeout=60)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-    assert queue.left() > 40
-    with subprocess.Popen([*command, "0"], cwd=tmp_path, stderr=subprocess.PIPE) as last:
-        try:
-            queue.until_empty()
-        finally:
-            last.terminate()
-            last.communicate(timeout=40)
-    with closing(sqlite3.connect(tmp_path / "effects.db")) as db:
-        effects = sorted(each for (each,) in db.execute("SELECT id FROM effects"))
-    assert effects == sorted(f"evt-{number}" for number in range(40))
 
 
 def test_the_command(queue: RabbitQueue, tmp_path: Path) -> None:
