@@ -233,7 +233,8 @@ class Rabbit:
         (cookie,) = Path(self._environment["HOME"]).glob(".erlang.cookie")
         call = next(programs.parents[1].glob("lib/erl_interface-*/bin/erl_call"), programs.parents[1] / "bin/erl_call")
         done = subprocess.run(
-            [str(call), "-r", "-sname", self._node, "-c", cookie.read_text(), "-e"],
+            # The server refuses a second connection of the same name.
+            [str(call), "-h", f"test{uuid4().hex}", "-sname", self._node, "-c", cookie.read_text(), "-e"],
             input=f"{expression}.\n".encode(),
             capture_output=True,
             env=os.environ | self._environment,
