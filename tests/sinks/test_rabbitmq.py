@@ -1,6 +1,7 @@
 """Publishing to a queue and to an exchange of RabbitMQ."""
 
 import os
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from oncegate.sinks import publish
 from oncegate.sinks.rabbitmq import RabbitPublisher, read_destination
 from tests.ingress.rabbit_server import LARGEST, Rabbit, RabbitQueue
 from tests.ingress.sqs.queues import call
+from tests.sinks.receiver import CERTIFICATES
 from tests.stores.proxy import Proxy
 
 EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
@@ -217,3 +219,15 @@ def test_one_spelling_of_a_destination(url: str, canonical: str) -> None:
     place: Any = read_destination(url)
     assert place.canonical == canonical
     assert "secret" not in place.spoken
+
+
+def test_tls(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+    """`amqps` verifies the certificate of the server with the authority that the URL names, and not without it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    with closing(Proxy(queue.rabbit.port, context)) as proxy:
+        url = f"amqps://127.0.0.1:{proxy.port}/{queue.name}"
+        to(f"{url}?ca={CERTIFICATES / 'ca.pem'}")(EVENT)
+        with pytest.raises(RetryLater, match="certificate verify failed"):
+            to(url)(EVENT)
+    assert queue.left() == 1

@@ -4,6 +4,7 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from weakref import WeakSet
 
 _CHUNK = 65_536
 
@@ -20,7 +21,7 @@ class Proxy:
         self.lost = 0
         self._losing = threading.Event()
         self._is_cut = False
-        self._clients: set[socket.socket] = set()
+        self._clients: WeakSet[socket.socket] = WeakSet()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -56,7 +57,6 @@ class Proxy:
             with encrypted, socket.create_connection(("127.0.0.1", self._target)) as server:
                 threading.Thread(target=self._answer, args=(server, encrypted), daemon=True).start()
                 self._ask(encrypted, server)
-        self._clients.discard(client)
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         while asked := client.recv(_CHUNK):

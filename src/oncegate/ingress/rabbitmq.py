@@ -350,11 +350,10 @@ class RabbitLink:
                 self._outage.succeeded(f"{place} answers")
             elif self._is_crowded:
                 await self._consumer.replace()
-        except ChannelNotFoundEntity as error:
-            if "no queue" in str(error):
-                raise QueueError(f"{place} was deleted") from error
-            self._lost(f"{place} does not answer ({error_text(error)})")  # its node is down
         except FAILURES as error:
+            self._consumer.is_open = False
+            if isinstance(error, ChannelNotFoundEntity) and "no queue" in str(error):
+                raise QueueError(f"{place} was deleted") from error
             self._lost(f"{place} does not answer ({error_text(error)})")
 
     @property
