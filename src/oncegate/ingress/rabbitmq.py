@@ -218,6 +218,7 @@ class Consumer:
         self._take = take
         self._lost = lost
         self._connection: Connection | None = None
+        self._has_ended = False
         self.tag = ""
         self.is_open = False
 
@@ -232,6 +233,8 @@ class Consumer:
         underlay.on_consumer_cancel_callbacks.add(self._cancelled)
         self._queue: AbstractQueue = await answer_of(self._channel.get_queue(self._worked.at.queue))
         self.tag = await answer_of(self._queue.consume(self._deliver))
+        if self._has_ended:  # since the answer
+            raise ConnectionError("the connection is lost")
         self.is_open = True
 
     async def replace(self) -> None:
@@ -259,6 +262,7 @@ class Consumer:
         self._end(f"RabbitMQ has ended the delivery from {self._worked.place}")
 
     def _end(self, reason: str) -> None:
+        self._has_ended = True
         if self.is_open:
             self.is_open = False
             self._lost(reason)
@@ -377,7 +381,7 @@ class RabbitLink:
 
     def end(self, message: Message) -> None:
         assert isinstance(message, RabbitMessage)  # noqa: S101  # the link has made it
-        if not message.again_after or not self._consumer.is_open:
+        if not message.again_after or not self._consumer.is_open or message.channel.is_closed:
             self._settle(message)
             return
         self._waiting[message] = asyncio.get_running_loop().call_later(message.again_after, self._settle, message)
@@ -395,14 +399,18 @@ class RabbitLink:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self, message: RabbitMessage) -> None:
-        """Acknowledge the message, or return it. If this fails, the channel is lost, and RabbitMQ delivers the message
-        again."""
-        with suppress(*FAILURES):
+        """Acknowledge the message, or return it. If this fails, the channel is given up, and RabbitMQ delivers the
+        message again."""
+        try:
             if message.again_after is None:
                 await answer_of(message.delivery.ack())
             else:
                 await self._may_return.wait()
                 await answer_of(message.delivery.nack(requeue=True))
+        except FAILURES as error:
+            if not message.channel.is_closed:  # the message must not stay unacknowledged on a channel that is used
+                self._consumer.is_open = False
+                self._lost(f"{self._worked.place} does not answer ({error_text(error)})")
 
     async def end_receiving(self, receiving: asyncio.Task[None]) -> None:
         """Cancel the consumer, and then return the messages that wait or have not started. Before that, RabbitMQ would
