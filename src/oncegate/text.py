@@ -40,6 +40,7 @@ host hostaddr port dbname user sslmode sslrootcert sslcert application_name targ
 channel_binding gssencmode keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout
 region endpoint skew parallel account source
 consumer subject group retry_topic start mechanism ca certificate
+vhost exchange dead_letters
 table columns expires until
 """
 KNOWN: Final = frozenset(_KNOWN_OPTIONS.split())

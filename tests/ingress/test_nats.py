@@ -16,7 +16,7 @@ import pytest
 from nats.js.api import AckPolicy
 
 from oncegate import Event, Gate
-from oncegate.errors import QueueError, RetryLater, SettingError
+from oncegate.errors import QueueError, SettingError
 from oncegate.journal import open_journal
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
@@ -108,68 +108,6 @@ def test_copies_run_once(stream: Stream) -> None:
     assert sorted(handler.ran) == list(range(10))
     figures = worker.figures
     assert (figures.received, figures.processed, figures.duplicates, figures.failed) == (30, 10, 20, 0)
-    gate.close()
-
-
-def test_a_failing_event_becomes_a_dead_letter(stream: Stream) -> None:
-    """NATS does not count attempts: after max_attempts the event is a dead letter, and other events go on."""
-    stream.send(call(1, fails=9), call(2))
-    handler, gate = Handler(), Gate("memory://", max_attempts=2, backoff="10ms")
-    with working(gate.worker(stream.source, handler)):
-        stream.until_empty()
-    (letter,) = gate.store.dead_letters()
-    assert letter.record.attempts == 2
-    assert handler.ran.count(2) == 1
-    gate.close()
-
-
-def test_an_unavailable_service_uses_up_no_attempt(stream: Stream, tmp_path: Path) -> None:
-    """While a service that the handler calls is unavailable, the event is delivered again and does not become a dead
-    letter. A failure of the handler itself still counts."""
-    attempts: list[int] = []
-
-    async def handler(event: Event) -> None:
-        attempts.append(event.attempt)
-        if len(attempts) < 4:
-            raise RetryLater("the CRM is down", after=0)
-        if len(attempts) == 4:
-            raise ValueError("a failure of the handler")
-
-    stream.send(call(1))
-    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=2, backoff="10ms")) as gate:
-        with working(gate.worker(stream.source, handler)):
-            stream.until_empty()
-        assert attempts == [1, 1, 1, 1, 2]
-        assert gate.store.dead_letters() == []
-
-
-def test_an_invalid_message_becomes_a_dead_letter(stream: Stream) -> None:
-    """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
-    stream.send(b"not json", b"")
-    gate = Gate("memory://")
-    with working(gate.worker(stream.source, Handler())):
-        stream.until_empty()
-    errors = sorted(letter.record.error or "" for letter in gate.store.dead_letters())
-    assert errors[0].startswith("the message has no body")
-    assert errors[1].startswith("the text is not JSON")
-    gate.close()
-
-
-def test_retry_later(stream: Stream) -> None:
-    """A handler can choose when the event is delivered again. Another event of the entity waits for it."""
-    attempts: list[tuple[str | None, float]] = []
-
-    async def handler(event: Event) -> None:
-        attempts.append((event.id, time.monotonic()))
-        if len(attempts) == 1:
-            raise RetryLater("busy", after=1.0)
-
-    stream.send(call(1, "c-1"), call(2, "c-1"))
-    gate = Gate("memory://")
-    with working(gate.worker(stream.source, handler)):
-        stream.until_empty()
-    assert [each for each, _ in attempts] == ["evt-1", "evt-1", "evt-2"]
-    assert attempts[1][1] - attempts[0][1] >= 1
     gate.close()
 
 

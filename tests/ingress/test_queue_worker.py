@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from oncegate import Event, Gate
+from oncegate.errors import RetryLater
 from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
@@ -46,12 +48,14 @@ def kafka() -> Iterator[KafkaServer]:
     server.stop()
 
 
-@pytest.fixture(params=["sqs", "nats", "kafka"])
+@pytest.fixture(params=["sqs", "nats", "kafka", "rabbitmq"])
 def source(request: pytest.FixtureRequest) -> Source:
     if request.param == "nats":
         return request.getfixturevalue("nats").stream()  # type: ignore[no-any-return]
     if request.param == "kafka":
         return request.getfixturevalue("kafka").topic()  # type: ignore[no-any-return]
+    if request.param == "rabbitmq":
+        return request.getfixturevalue("rabbit").queue()  # type: ignore[no-any-return]
     emulator: Cloud = request.getfixturevalue("cloud")
     return emulator.queue()
 
@@ -110,6 +114,83 @@ def test_stop_finishes_what_runs(source: Source) -> None:
     with working(gate.worker(source.source, second, wait="1s", visibility="2s")):
         source.until_empty()
     assert (first.ran, second.ran) == ([1], [2])
+    gate.close()
+
+
+# ── queues without a dead-letter queue ────────────────────────────────────────────────────────────────────
+
+
+class Bus(Source, Protocol):
+    """A source that does not count attempts."""
+
+
+@pytest.fixture(params=["nats", "rabbitmq"])
+def bus(request: pytest.FixtureRequest) -> Bus:
+    if request.param == "nats":
+        return request.getfixturevalue("nats").stream()  # type: ignore[no-any-return]
+    return request.getfixturevalue("rabbit").queue("classic")  # type: ignore[no-any-return]
+
+
+def test_a_failing_event_becomes_a_dead_letter(bus: Bus) -> None:
+    """The bus does not count attempts: after max_attempts the event is a dead letter of the gate, and other events go
+    on."""
+    bus.send(call(1, fails=9), call(2))
+    handler, gate = Handler(), Gate("memory://", max_attempts=2, backoff="10ms")
+    with working(gate.worker(bus.source, handler)):
+        bus.until_empty()
+    (letter,) = gate.store.dead_letters()
+    assert letter.record.attempts == 2
+    assert handler.ran.count(2) == 1
+    gate.close()
+
+
+def test_an_unavailable_service_uses_up_no_attempt(bus: Bus, tmp_path: Path) -> None:
+    """While a service that the handler calls is unavailable, the event is delivered again and does not become a dead
+    letter. A failure of the handler itself still counts."""
+    attempts: list[int] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append(event.attempt)
+        if len(attempts) < 4:
+            raise RetryLater("the CRM is down", after=0)
+        if len(attempts) == 4:
+            raise ValueError("a failure of the handler")
+
+    bus.send(call(1))
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=2, backoff="10ms")) as gate:
+        with working(gate.worker(bus.source, handler)):
+            bus.until_empty()
+        assert attempts == [1, 1, 1, 1, 2]
+        assert gate.store.dead_letters() == []
+
+
+def test_an_invalid_message_becomes_a_dead_letter(bus: Bus) -> None:
+    """A message that cannot be read would be delivered without end, so it is stored and acknowledged."""
+    bus.send(b"not json", b"")
+    gate = Gate("memory://")
+    with working(gate.worker(bus.source, Handler())):
+        bus.until_empty()
+    errors = sorted(letter.record.error or "" for letter in gate.store.dead_letters())
+    assert errors[0].startswith("the message has no body")
+    assert errors[1].startswith("the text is not JSON")
+    gate.close()
+
+
+def test_retry_later(bus: Bus) -> None:
+    """A handler can choose when the event is delivered again. Another event of the entity waits for it."""
+    attempts: list[tuple[str | None, float]] = []
+
+    async def handler(event: Event) -> None:
+        attempts.append((event.id, time.monotonic()))
+        if len(attempts) == 1:
+            raise RetryLater("busy", after=1.0)
+
+    bus.send(call(1, "c-1"), call(2, "c-1"))
+    gate = Gate("memory://")
+    with working(gate.worker(bus.source, handler)):
+        bus.until_empty()
+    assert [each for each, _ in attempts] == ["evt-1", "evt-1", "evt-2"]
+    assert attempts[1][1] - attempts[0][1] >= 1
     gate.close()
 
 

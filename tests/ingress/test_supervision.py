@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
+from oncegate.ingress.supervision import OutageLogger, stopped_by_signals, wait_out
 from oncegate.testing import ManualClock
 
 
@@ -90,3 +90,31 @@ class TestOutageLogger:
         pause = outage.pause
         outage.failed("away")
         assert outage.pause == pause
+
+
+class TestWaitOut:
+    def test_the_longest_pause(self, clock: ManualClock) -> None:
+        """The wait ends when no outage has a pause. Without an outage there is no wait."""
+        queue, store = OutageLogger(clock), OutageLogger(clock)
+        store.failed("away")
+
+        async def wait() -> None:
+            await wait_out(asyncio.Event(), queue)
+            waiting = asyncio.create_task(wait_out(asyncio.Event(), queue, store))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            clock.advance("1s")
+            await asyncio.wait_for(waiting, 5)
+
+        asyncio.run(wait())
+
+    def test_stopping(self, clock: ManualClock) -> None:
+        """A worker that stops does not wait."""
+        outage = OutageLogger(clock)
+        outage.failed("away")
+
+        async def wait() -> None:
+            (stopping := asyncio.Event()).set()
+            await asyncio.wait_for(wait_out(stopping, outage), 5)
+
+        asyncio.run(wait())

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import io
 import json
 import logging
 import os
@@ -36,6 +37,14 @@ def test_dropped_lines_are_counted() -> None:
     numbers = [int(number) for number in re.findall(rb'"line (\d+)"', read)]
     assert numbers == list(range(len(numbers)))
     assert 1_000 <= len(numbers) == 2_000 - dropped_in(read) < 1_500
+
+
+def test_a_client_that_logs_every_attempt() -> None:
+    """The lines of the RabbitMQ client are left out: an outage is logged once, by the worker."""
+    handler = handler_for(stream := io.StringIO())
+    for name in ("aiormq.connection", "oncegate.work"):
+        handler.handle(logging.LogRecord(name, logging.ERROR, "x", 0, "no connection", (), None))
+    assert stream.getvalue().count("no connection") == 1
 
 
 @in_a_loop

@@ -2,13 +2,12 @@
 
 import asyncio
 import re
-import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
+from oncegate.buses.urls import named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.text import quoted
 
@@ -39,23 +38,14 @@ class NatsAddress(Struct, frozen=True):
 def read_address(url: str, own: Sequence[str], use: str) -> NatsAddress:
     """Parse `nats://HOST:PORT/STREAM?…`. `nats+tls://` uses TLS. `own` are the options of the caller, besides those of
     the connection, and `use` tells people what to write. Raises SettingError."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _PORT
-    except ValueError as error:
-        raise SettingError(f"the URL of the NATS stream is not valid: {error}; {use}") from error
-    options, known = dict(parse_qsl(parts.query)), (*own, *_CONNECTION)
-    if unknown := sorted(options.keys() - set(known)):
-        raise SettingError(f"unknown option {unknown[0]!r} in a NATS URL; use {', '.join(known)}")
-    if not host:
-        raise SettingError(f"the URL of the NATS stream has no host; {use}")
+    parts = read_url(url, "NATS", _PORT, (*own, *_CONNECTION), use)
     return NatsAddress(
-        server=f"{host}:{port}" if ":" not in host else f"[{host}]:{port}",
-        stream=checked_name(parts.path.removeprefix("/"), "stream", use),
+        server=parts.server,
+        stream=checked_name(parts.path, "stream", use),
         is_encrypted=parts.scheme == "nats+tls",
-        user=None if parts.username is None else unquote(parts.username),
-        password=None if parts.password is None else unquote(parts.password),
-        options=options,
+        user=parts.user,
+        password=parts.password,
+        options=parts.options,
     )
 
 
@@ -71,20 +61,14 @@ def connect_options(address: NatsAddress) -> dict[str, Any]:
     options: dict[str, Any] = {"servers": f"{'tls' if address.is_encrypted else 'nats'}://{address.server}"}
     if address.user is not None:
         options |= {"user": address.user, "password": address.password or ""}
-    try:
+    with named_files("NATS"):
         if "credentials" in given:
             with open(given["credentials"], "rb"):
                 options["user_credentials"] = given["credentials"]
         if "token_file" in given:
-            with open(given["token_file"], encoding="utf-8") as file:
-                options["token"] = file.read().strip()
+            options["token"] = read_secret(given["token_file"])
         if address.is_encrypted:
-            context = ssl.create_default_context(cafile=given.get("ca"))
-            if "certificate" in given:
-                context.load_cert_chain(given["certificate"], given.get("certificate_key"))
-            options["tls"] = context
-    except (OSError, ValueError) as error:
-        raise SettingError(f"the NATS URL names a file that cannot be used: {error}") from error
+            options["tls"] = tls_context(given)
     return options
 
 

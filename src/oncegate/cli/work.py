@@ -116,9 +116,9 @@ class LiveFigures:
 def work(place: str, settings: Settings) -> None:
     """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
 
-    SOURCE is 'sqs://NAME?region=REGION', 'kafka://HOST/TOPIC?group=NAME' or 'nats://HOST/STREAM?consumer=NAME' (with
-    quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the attempts of a message, so max_attempts has
-    no effect for an SQS queue.
+    SOURCE is 'sqs://NAME?region=REGION', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or
+    'amqp://HOST/QUEUE' (with quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the attempts of a
+    message, so max_attempts has no effect for an SQS queue.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects
@@ -176,7 +176,8 @@ def _check_place(place: str) -> None:
     if "://" not in place and place != _INBOX:
         raise SettingError(
             f"{quoted(place)} is not a source; use {_INBOX}, or the URL of a queue such as"
-            " 'sqs://NAME?region=eu-central-1', 'kafka://HOST/TOPIC?group=NAME' or 'nats://HOST/STREAM?consumer=NAME'"
+            " 'sqs://NAME?region=eu-central-1', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or"
+            " 'amqp://HOST/QUEUE'"
         )
     if place != _INBOX:
         from oncegate.ingress import check_queue

@@ -282,19 +282,21 @@ class Gate:
         drain: Duration = "25s",
     ) -> "Worker":
         """Returns a worker for a queue or a bus. `queue` is `sqs://NAME?region=eu-central-1`, the queue URL that AWS
-        shows, `kafka://HOST/TOPIC?group=NAME`, or `nats://HOST/STREAM?consumer=NAME`.
+        shows, `kafka://HOST/TOPIC?group=NAME`, `nats://HOST/STREAM?consumer=NAME`, or `amqp://HOST/QUEUE`.
 
         `run()` takes the queue's messages through the gate until `stop()`, SIGTERM or Ctrl-C. Handlers that run at this
         time have up to `drain` to end. A message is acknowledged (SQS: deleted) when all its events are acknowledged.
         Otherwise the message is delivered again. SQS counts the attempts: a failing event is not buried here, and
-        `max_attempts` has no effect. Kafka and NATS do not: a failing event becomes a dead letter after `max_attempts`,
-        and so does an invalid event. Kafka cannot deliver one message again: the worker runs a failing event again
-        itself, and after some attempts moves it to the inbox of the store, which it also runs, or to a retry topic.
+        `max_attempts` has no effect. Kafka, NATS and RabbitMQ do not: a failing event becomes a dead letter after
+        `max_attempts`, and so does an invalid event. With `dead_letters=queue` in its URL, a RabbitMQ queue counts.
+        Kafka cannot deliver one message again: the worker runs a failing event again itself, and after some attempts
+        moves it to the inbox of the store, which it also runs, or to a retry topic.
 
         Each long poll waits up to `wait` for up to `batch` messages, and up to `receivers` polls run at a time. The
         worker has at most about `in_hand` events in flight. A message is hidden from other workers for `visibility`.
         This time is extended while the message is in flight, for up to the gate's `max_hold`. Events of the same entity
-        run one after the other. Events of the same message group of a FIFO queue also run one after the other."""
+        run one after the other. Events of the same message group of a FIFO queue also run one after the other. A worker
+        of RabbitMQ has no polls: only `in_hand` and `drain` have an effect."""
         check_handler(handler, may_await=True)
         from oncegate.ingress import counts_attempts, open_worker
         from oncegate.ingress.worker import WorkerContext

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from oncegate.errors import SettingError
-from oncegate.ingress.options import KAFKA_LIMITS, NATS_LIMITS, SQS_LIMITS, OptionLimits, QueueOptions, validate
+from oncegate.ingress.options import (
+    KAFKA_LIMITS,
+    NATS_LIMITS,
+    RABBITMQ_LIMITS,
+    SQS_LIMITS,
+    OptionLimits,
+    QueueOptions,
+    validate,
+)
 from oncegate.text import any_of, quoted
 
 if TYPE_CHECKING:
@@ -18,12 +26,12 @@ if TYPE_CHECKING:
 class _Driver(Struct, frozen=True):
     """What a queue module provides. `check` checks the URL. `open` takes the URL, the handler, the checked options and
     the context, and creates the worker. `counts_attempts`: the queue counts how often a message was delivered, and
-    moves a message that always fails to its dead-letter queue."""
+    moves a message that always fails to its dead-letter queue. It may depend on the URL."""
 
     check: Callable[[str], object]
     limits: OptionLimits
     open: "Callable[[str, AsyncHandler | Handler, QueueOptions, WorkerContext], Worker]"
-    counts_attempts: bool
+    counts_attempts: bool | Callable[[str], bool]
 
 
 def _sqs() -> _Driver:
@@ -44,6 +52,12 @@ def _nats() -> _Driver:
     return _Driver(read_consumer, NATS_LIMITS, nats_worker, counts_attempts=False)
 
 
+def _rabbitmq() -> _Driver:
+    from oncegate.ingress.rabbitmq import queue_counts_attempts, rabbit_worker, read_queue
+
+    return _Driver(read_queue, RABBITMQ_LIMITS, rabbit_worker, counts_attempts=queue_counts_attempts)
+
+
 # A driver is imported when its scheme is first used, so that a process does not import the code of a queue that it does
 # not use. AWS shows the URL of an SQS queue as https://…. The URL of an emulator may begin with http://.
 _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
@@ -54,6 +68,8 @@ _DRIVERS: Final[dict[str, Callable[[], _Driver]]] = {
     "kafka+tls": _kafka,
     "nats": _nats,
     "nats+tls": _nats,
+    "amqp": _rabbitmq,
+    "amqps": _rabbitmq,
 }
 _USE: Final = f"use {any_of(list(_DRIVERS))}, as in 'sqs://NAME?region=eu-central-1'"
 
@@ -75,7 +91,8 @@ def check_queue(url: str) -> None:
 
 def counts_attempts(url: str) -> bool:
     """Whether the queue at this URL counts the attempts of a message, so that the gate must not count them."""
-    return _driver(url).counts_attempts
+    counts = _driver(url).counts_attempts
+    return counts(url) if callable(counts) else counts
 
 
 def _driver(url: str) -> _Driver:

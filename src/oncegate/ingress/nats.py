@@ -22,7 +22,7 @@ from oncegate.gate.options import outlasts_lease
 from oncegate.ingress.messages import Message
 from oncegate.ingress.options import QueueOptions
 from oncegate.ingress.queue_worker import LinkContext, QueueWorker
-from oncegate.ingress.supervision import OutageLogger
+from oncegate.ingress.supervision import OutageLogger, wait_out
 from oncegate.ingress.worker import Worker, WorkerContext
 
 try:
@@ -173,7 +173,7 @@ class NatsLink:
 
     async def receive(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
-            await self._wait_out_outages(stopping)
+            await wait_out(stopping, self._outage, self._context.store_outage)
             room = await self._context.dispatcher.room_for(1)
             if stopping.is_set():
                 return
@@ -206,12 +206,6 @@ class NatsLink:
             raise QueueError(f"{self._address.place} was deleted") from error
         except FAILURES:
             return
-
-    async def _wait_out_outages(self, stopping: asyncio.Event) -> None:
-        while (pause := max(self._outage.pause, self._context.store_outage.pause)) and not stopping.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await stopping.wait()
 
     async def _disconnected(self) -> None:
         if self._connection is not None and not self._connection.is_closed:

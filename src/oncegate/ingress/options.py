@@ -23,6 +23,7 @@ class OptionLimits(Struct, frozen=True):
 SQS_LIMITS: Final = OptionLimits("SQS", batch=10, wait=20)
 NATS_LIMITS: Final = OptionLimits("NATS", batch=1_000, wait=_HOUR)
 KAFKA_LIMITS: Final = OptionLimits("Kafka", batch=1_000, wait=_HOUR, visibility=_HOUR // 2)
+RABBITMQ_LIMITS: Final = OptionLimits("RabbitMQ", batch=1_000, wait=_HOUR)  # RabbitMQ uses neither
 WIDEST_LIMITS: Final = OptionLimits("any queue", batch=1_000, wait=_HOUR)  # the settings are read before the URL
 
 

@@ -77,3 +77,11 @@ class OutageLogger:
             _log.warning("%s again, after %s", what, spoken(self._boot() - self._began_at))
             self._began_at, self._paused_until = None, 0
             self._backoff.reset()
+
+
+async def wait_out(stopping: asyncio.Event, *outages: OutageLogger) -> None:
+    """Wait for the pauses of these outages, or until `stopping` is set."""
+    while (pause := max(outage.pause for outage in outages)) and not stopping.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await stopping.wait()

@@ -24,6 +24,7 @@ from oncegate.text import clean, on_one_line
 _MAX_QUEUED_LINES: Final = 1_000
 _LINES_PER_WRITE: Final = 100
 _FLUSH_TIMEOUT: Final = 0.1  # seconds
+_QUIET: Final = ("aiormq", "aio_pika")  # they log each failed attempt to connect; the worker logs an outage once
 
 
 def console_for(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
@@ -174,6 +175,7 @@ def handler_for(stream: TextIO) -> logging.Handler:
         handler: logging.Handler = NonBlockingHandler(stream.fileno())
     except OSError:  # the stream has no file descriptor (it is in memory), so a write cannot block
         handler = logging.StreamHandler(stream)
+    handler.addFilter(lambda record: record.name.partition(".")[0] not in _QUIET)
     plain = PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(plain if stream.isatty() else JsonLines())
     return handler

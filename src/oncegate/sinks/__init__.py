@@ -40,7 +40,7 @@ def forward(url: str, **options: Unpack[ForwardOptions]) -> Handler:
 
 def publish(url: str) -> Handler:
     """Return a handler that sends each event to a destination: `sqs://QUEUE?region=…`, `eventbridge://BUS?region=…`,
-    `stepfunctions://ARN`, `kafka://HOST/TOPIC` or `nats://HOST/STREAM?subject=…`."""
+    `stepfunctions://ARN`, `kafka://HOST/TOPIC`, `nats://HOST/STREAM?subject=…` or `amqp://HOST/QUEUE`."""
     scheme, separator, _ = url.partition("://")
     if scheme not in _PUBLISHERS or not separator:
         problem = f"unknown scheme {scheme!r} to publish to" if separator else f"{quoted(url)} is not a URL"
@@ -68,6 +68,12 @@ def _nats() -> Callable[[str], Handler]:
     return NatsPublisher
 
 
+def _rabbitmq() -> Callable[[str], Handler]:
+    from oncegate.sinks.rabbitmq import RabbitPublisher
+
+    return RabbitPublisher
+
+
 # The module of a publisher is imported only when its scheme is used, because the import takes time and memory.
 _PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {
     "sqs": _aws,
@@ -77,5 +83,7 @@ _PUBLISHERS: Final[dict[str, Callable[[], Callable[[str], Handler]]]] = {
     "kafka+tls": _kafka,
     "nats": _nats,
     "nats+tls": _nats,
+    "amqp": _rabbitmq,
+    "amqps": _rabbitmq,
 }
 PUBLISH_SCHEMES: Final = tuple(_PUBLISHERS)

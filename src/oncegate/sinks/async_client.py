@@ -47,6 +47,10 @@ class AsyncClient(Generic[_Client]):
     async def _use(self, running: "_Running[_Client]", use: Callable[[_Client], Awaitable[_Result]]) -> _Result:
         async with running.connecting:
             if running.client is None or not self._is_open(running.client):
+                previous, running.client = running.client, None
+                if previous is not None:
+                    with suppress(Exception):  # only a part of the client may be closed, such as a channel
+                        await self._disconnect(previous)
                 running.client = await self._connect()
         return await use(running.client)
 

@@ -1,0 +1,75 @@
+"""What the URLs of message buses have in common: the server, the login, options, and files with secrets and
+certificates."""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+
+from oncegate.errors import SettingError
+
+
+class BusUrl(Struct, frozen=True):
+    """The parts of a URL. `path` is without its first slash and still percent-encoded. `options` are those behind the
+    question mark."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    user: str | None
+    password: str | None
+    options: Mapping[str, str]
+
+    @property
+    def server(self) -> str:
+        return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
+
+
+def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> BusUrl:
+    """Parse a URL of a bus. `port` is the default, `known` are the names of all options, and `use` tells people what to
+    write. Raises SettingError."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or port
+    except ValueError as error:
+        raise SettingError(f"the {bus} URL is not valid: {error}; {use}") from error
+    options = dict(parse_qsl(parts.query))
+    if unknown := sorted(options.keys() - set(known)):
+        raise SettingError(f"unknown option {unknown[0]!r} in a {bus} URL; use {', '.join(known)}")
+    if not host:
+        raise SettingError(f"the {bus} URL has no host; {use}")
+    return BusUrl(
+        scheme=parts.scheme,
+        host=host,
+        port=port,
+        path=parts.path.removeprefix("/"),
+        user=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+        options=options,
+    )
+
+
+@contextmanager
+def named_files(bus: str) -> Iterator[None]:
+    """Raise SettingError if a file that the URL names cannot be read, or has no valid content."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise SettingError(f"the {bus} URL names a file that cannot be used: {error}") from error
+
+
+def read_secret(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """The context for a connection that verifies the certificate of the server. The options name files: `ca`,
+    `certificate` and `certificate_key`."""
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    if "certificate" in options:
+        context.load_cert_chain(options["certificate"], options.get("certificate_key"))
+    return context

@@ -1,0 +1,52 @@
+"""URLs of buses, and the files that they name."""
+
+from pathlib import Path
+
+import pytest
+
+from oncegate.buses.urls import BusUrl, named_files, read_secret, read_url, tls_context
+from oncegate.errors import SettingError
+
+
+def read(url: str) -> BusUrl:
+    return read_url(url, "Bus", 1234, ("ca", "group"), "write this")
+
+
+def test_the_parts() -> None:
+    """Login and options are decoded. The path is not, because a name may contain a slash."""
+    url = read("bus://ann:p%40ss@Host/a%2Fb?group=c%20d")
+    assert (url.scheme, url.host, url.port, url.path) == ("bus", "host", 1234, "a%2Fb")
+    assert (url.user, url.password, dict(url.options)) == ("ann", "p@ss", {"group": "c d"})
+    assert (read("bus://h:5/x").server, read("bus://[::1]/x").server) == ("h:5", "[::1]:1234")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("bus:///x", "the Bus URL has no host; write this"),
+        ("bus://h:x/", "the Bus URL is not valid: .*; write this"),
+        ("bus://h/?colour=red", "unknown option 'colour' in a Bus URL; use ca, group"),
+    ],
+)
+def test_an_invalid_url(url: str, problem: str) -> None:
+    """The message says what is wrong and what to write."""
+    with pytest.raises(SettingError, match=problem):
+        read(url)
+
+
+def test_a_secret(tmp_path: Path) -> None:
+    """A file holds the secret, with or without a line break at its end."""
+    (tmp_path / "password").write_text("s3cret\n")
+    assert read_secret(str(tmp_path / "password")) == "s3cret"
+
+
+def test_tls() -> None:
+    """The certificate of the server is verified."""
+    assert tls_context({}).check_hostname
+
+
+@pytest.mark.parametrize("options", [{"ca": "/no/such"}, {"certificate": __file__}])
+def test_a_file_that_cannot_be_used(options: dict[str, str]) -> None:
+    """A file that is missing or has other content is an error of one sentence."""
+    with pytest.raises(SettingError, match="the Bus URL names a file that cannot be used"), named_files("Bus"):
+        tls_context(options)
