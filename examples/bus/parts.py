@@ -75,6 +75,12 @@ class Part:
                 **self._account,
             )
 
+    def revive(self) -> None:
+        """Start the part again if it has exited, as systemd or Kubernetes would: a worker does not start without its
+        bus."""
+        if self._process is not None and self._process.poll() is not None:
+            self._process = self._launch()
+
     def crash(self) -> None:
         """Kill the part and its children at once, and start it again."""
         self._signal(signal.SIGKILL)
@@ -201,7 +207,7 @@ _MOCK_KAFKA = """
 import signal
 from confluent_kafka import Producer
 cluster = Producer({"bootstrap.servers": "127.0.0.1", "test.mock.num.brokers": 1, "log_level": 0})
-(broker,) = cluster.list_topics().brokers.values()
+(broker,) = cluster.list_topics("events").brokers.values()  # this also creates the topic
 print(f"{broker.host}:{broker.port}")
 signal.pause()
 """
@@ -209,6 +215,8 @@ signal.pause()
 
 class RabbitQueue:
     """A queue of a RabbitMQ server that runs already. The queue is created if it does not exist."""
+
+    kind = "quorum"
 
     def __init__(self, url: str) -> None:
         self.publish = self.source = url
@@ -223,7 +231,7 @@ class RabbitQueue:
         server, _, name = self.source.rpartition("/")
         async with await aio_pika.connect(server) as connection:
             channel = await connection.channel()
-            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": self.kind})
 
     def stop(self) -> None:
         """The server runs on."""

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ signature = "none"  # the service listens on 127.0.0.1 only
 [work]
 visibility = "3s"
 """
+START_WITHIN = 30.0  # seconds
 BEGIN = 3.0  # seconds before the first kill; the simulator must have reached the service
 
 
@@ -104,7 +105,8 @@ def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace
         stack.callback(bus.stop)
         database.start()
         bus.start()
-        create_tables(url)
+        with connected(url) as db:
+            db.execute(TABLES)
         port = free_port()
         env = {"DATABASE_URL": url, "ONCEGATE_STORE": url}
         oncegate = [sys.executable, "-m", "oncegate"]
@@ -117,22 +119,10 @@ def run(folder: Path, open_bus: Callable[[Path], Bus], given: argparse.Namespace
             stack.callback(part.stop)
             part.start()
         send(folder, port, [service, worker, *bus.parts, database], given)
-        wait_for_effects(url, given.events, given.patience)
+        wait_for_effects(url, given, worker)
         for part in (service, worker):
             part.stop()
         return verdict(folder, url, begun)
-
-
-def create_tables(url: str) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        with suppress(psycopg.OperationalError):
-            with psycopg.connect(url) as db:
-                db.execute(TABLES)
-            return
-        if time.monotonic() > deadline:
-            raise SystemExit("Postgres does not answer")
-        time.sleep(0.1)
 
 
 # ── traffic and kills ─────────────────────────────────────────────────────────────────────────────────────────
@@ -164,6 +154,8 @@ def kill(parts: list[Part], given: argparse.Namespace) -> None:
     for number in range(1, given.kills + 1):
         for part in chance.sample(parts, len(parts)):
             time.sleep(seconds * chance.uniform(0.5, 1.0))
+            for each in parts:
+                each.revive()
             part.crash()
             print(f"  killed and started again: {part.name} ({number} of {given.kills})")
 
@@ -171,14 +163,15 @@ def kill(parts: list[Part], given: argparse.Namespace) -> None:
 # ── the verdict ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def wait_for_effects(url: str, expected: int, patience: float) -> None:
+def wait_for_effects(url: str, given: argparse.Namespace, worker: Part) -> None:
     """Wait until every event has its effect, or until there was no new effect for a long time."""
     seen, since = -1, time.monotonic()
-    while seen < expected and time.monotonic() - since < patience:
+    while seen < given.events and time.monotonic() - since < given.patience:
+        worker.revive()
         ((count,),) = query(url, "SELECT count(*) FROM effects")
         if count != seen:
             seen, since = count, time.monotonic()
-            print(f"  {seen} of {expected} effects")
+            print(f"  {seen} of {given.events} effects")
         time.sleep(1)
 
 
@@ -195,8 +188,20 @@ def verdict(folder: Path, url: str, begun: float) -> Verdict:
 
 
 def query(url: str, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(url) as db:
+    with connected(url) as db:
         return db.execute(statement.encode()).fetchall()
+
+
+def connected(url: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection. Postgres may need some seconds after its start."""
+    deadline = time.monotonic() + START_WITHIN
+    while True:
+        try:
+            return psycopg.connect(url)
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

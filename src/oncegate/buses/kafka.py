@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from msgspec import Struct
 
 from oncegate import forks
+from oncegate.buses.urls import named_files, read_secret
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.text import any_of, quoted
 
@@ -122,18 +123,15 @@ def _login(address: KafkaAddress, user: str) -> dict[str, str]:
         raise SettingError(f"unknown mechanism {mechanism!r} in a Kafka URL; use {any_of(_MECHANISMS)}")
     password = address.password
     if "password_file" in address.options:
-        password = _read(address.options["password_file"]).strip()
+        password = _read(address.options["password_file"])
     if not password:
         raise SettingError("the Kafka URL has a user and no password; add password_file=PATH")
     return {"sasl.mechanism": mechanism, "sasl.username": user, "sasl.password": password}
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as error:
-        raise SettingError(f"the Kafka URL names a file that cannot be used: {error}") from error
+    with named_files("Kafka"):
+        return read_secret(path)
 
 
 def error_of(raised: KafkaException) -> KafkaError:
