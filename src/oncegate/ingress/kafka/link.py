@@ -39,6 +39,8 @@ _OPEN_WITHIN: Final = 10.0
 _ANSWER_WITHIN: Final = 1.0
 _CLOSE_WITHIN: Final = 5.0
 _CHECK_RUNNING: Final = 0.02
+_REVOKE_COMMITS: Final = 5  # attempts
+_REVOKE_PAUSE: Final = 0.2
 _LONGEST_POLL_PAUSE: Final = 300
 _METADATA_EVERY: Final = 30  # how soon a new partition or a deleted topic is noticed
 _NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
@@ -140,12 +142,16 @@ class KafkaLink:
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Wait until the handlers of these partitions have ended, and commit, before another worker gets them."""
         commits = asyncio.run_coroutine_threadsafe(self._finish(partitions), self._loop).result()
-        if commits:
+        for left in reversed(range(_REVOKE_COMMITS if commits else 0)):
             try:
                 consumer.commit(offsets=commits, asynchronous=False)
-            except KafkaException as error:
+            except KafkaException as error:  # for a moment in each rebalance, Kafka takes no commits
+                if left:
+                    time.sleep(_REVOKE_PAUSE)
+                    continue
                 why = error_text(error_of(error))
                 _log.warning("offsets of revoked partitions were not committed (%s); their events are duplicates", why)
+            break
 
     def _lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Another worker may have these partitions already, so nothing is committed."""
