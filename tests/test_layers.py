@@ -96,7 +96,7 @@ LAZY = {
     ("previous/__init__.py", "oncegate.previous.redis"): "optional dependency: the extra `redis`",
     ("previous/__init__.py", "oncegate.previous.sqlite"): "cold start: only the place that is used",
     ("settings/settings.py", "oncegate.previous.lookup"): "cold start: only with the setting `previous`",
-    ("simulate/targets.py", "httpx"): "optional dependency: the extra `serve`",
+    ("simulate/targets.py", "httpx2"): "optional dependency: the extra `serve`",
     ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
     ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `serve`",
     ("sinks/__init__.py", "oncegate.sinks.publishing"): "optional dependency: the extra `aws`",

@@ -305,4 +305,4 @@ class TestCompletion:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
         assert done.stdout.split() == ["plain,seed", "plain,serve", "plain,simulate"]
-        assert not {"boto3", "botocore", "httpx", "redis", "psycopg", "uvloop"} & set(done.stderr.split())
+        assert not {"boto3", "botocore", "httpx", "httpx2", "redis", "psycopg", "uvloop"} & set(done.stderr.split())
