@@ -12,11 +12,19 @@ from oncegate.cli.options import confirm
 from oncegate.cli.output import Progress, print_text, show_facts, show_json, show_plain_table
 from oncegate.durations import times
 from oncegate.infra.design import Design, Placement
-from oncegate.infra.plan import Step, carry_out, existing_parts, plan, plan_leftovers, plan_removal, possible_parts
+from oncegate.infra.plan import aws_platform, plan_leftovers, possible_parts
+from oncegate.infra.platform import Step
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
-_DONE = {"create": "created", "change": "changed", "keep": "kept", "delete": "deleted", "leave": "left"}
+_DONE = {
+    "create": "created",
+    "wait": "found",
+    "change": "changed",
+    "keep": "kept",
+    "delete": "deleted",
+    "leave": "left",
+}
 _WIDTH = max(map(len, _DONE.values()))
 _KIND_WIDTH = len("permission")
 _HEADERS = ("plan", "part", "name", "why")
@@ -24,8 +32,8 @@ _HEADERS = ("plan", "part", "name", "why")
 
 def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
     with _connect(region, wanted.endpoint) as (cloud, place, progress):
-        design = Design(wanted, place)
-        steps = [*plan(cloud, design.parts()), *plan_leftovers(cloud, design, prune=prune)]
+        design, platform = Design(wanted, place), aws_platform(cloud)
+        steps = [*platform.plan(design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
             _show_plan(steps, output)
             _print_kept(steps, output)
@@ -36,7 +44,7 @@ def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: b
                 _show_plan(deletions, output)
             _confirm_deletion(len(deletions), place)
         for step in steps:
-            carry_out(cloud, step)
+            platform.carry_out(step)
             progress.clear()
             if output == "text":
                 _print_done(step)
@@ -70,7 +78,8 @@ def _print_kept(steps: list[Step], output: str) -> None:
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
     with _connect(region, endpoint) as (cloud, place, progress):
-        steps = plan_removal(existing_parts(cloud, possible_parts(cloud, name, place)))
+        platform = aws_platform(cloud)
+        steps = platform.plan_removal(platform.existing_parts(possible_parts(cloud, name, place)))
         steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
         deletions = [step for step in steps if step.action == "delete"]
         if steps:
@@ -83,7 +92,7 @@ def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep
         if not yes:
             _confirm_deletion(len(deletions), place)
         for step in deletions:
-            carry_out(cloud, step)
+            platform.carry_out(step)
             progress.clear()
             _print_done(step)
 
@@ -98,7 +107,7 @@ def _confirm_deletion(count: int, place: Placement) -> None:
 
 def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
     with _connect(region, endpoint) as (cloud, place, _progress):
-        found = list(existing_parts(cloud, possible_parts(cloud, name, place)))
+        found = list(aws_platform(cloud).existing_parts(possible_parts(cloud, name, place)))
     rows: list[dict[str, Any]] = [
         {
             "part": part.kind,
