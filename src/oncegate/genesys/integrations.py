@@ -6,7 +6,7 @@ EventBridge integration is marked by its notes, and the Open Messaging integrati
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from oncegate.errors import GenesysError
 from oncegate.genesys.client import GenesysClient
@@ -21,15 +21,18 @@ _OPEN: Final = "/api/v2/conversations/messaging/integrations/open"
 _CONFIGURED: Final = ("awsAccountId", "awsAccountRegion", "eventSourceSuffix", "eventFilter")
 _NAME_HEADER: Final = "X-Oncegate-Name"
 _WAIT_LIMIT: Final = 120.0  # seconds
-_POLL_INTERVAL: Final = 1.0
+_POLL_INTERVAL: Final = 0.5
+# Returns the secret; None if it is created by an earlier step of the plan.
+Secret: TypeAlias = Callable[[], str | None]
 _SECRET: Final = "outboundNotificationWebhookSignatureSecretToken"  # noqa: S105  # the name of a field
 
 
 def genesys_platform(
-    client: GenesysClient, *, secret: str = "", replace_secret: bool = False
+    client: GenesysClient, *, secret: Secret = lambda: None, replace_secret: bool = False
 ) -> Platform[GenesysClient]:
-    """The kinds of integrations. `secret` signs the messages of an Open Messaging integration; it is not a property of
-    the part, because plans show properties. If `replace_secret` is true, an existing integration gets the secret."""
+    """The kinds of integrations. `secret` returns what signs the messages of an Open Messaging integration. It is not a
+    property of the part, because plans show properties. If `replace_secret` is true, an existing integration gets the
+    secret."""
     kinds = {EVENTBRIDGE: _EVENTBRIDGE_KIND, OPEN_MESSAGING: _open_messaging_kind(secret, replace_secret)}
     return Platform(client, kinds, GenesysError, COMMAND)
 
@@ -53,6 +56,7 @@ def eventbridge_part(name: str, account: str, region: str, suffix: str, topics: 
         "eventSourceSuffix": suffix,
         "eventFilter": sorted(topics),
         "intendedState": "ENABLED",
+        "reportedState": "ACTIVE",
     }
     return Part(EVENTBRIDGE, f"oncegate-{name}", "", properties, name)
 
@@ -78,9 +82,9 @@ def _found_eventbridge(part: Part, found: Mapping[str, Any], config: Mapping[str
         **{name: current.get(name) for name in _CONFIGURED},
         "eventFilter": sorted(current.get("eventFilter") or []),
         "intendedState": found.get("intendedState"),
+        "reportedState": (found.get("reportedState") or {}).get("code"),
     }
-    reported = (found.get("reportedState") or {}).get("code") or ""
-    return FoundPart(found["id"], part.tags if is_ours else {}, properties, note=str(reported).lower())
+    return FoundPart(found["id"], part.tags if is_ours else {}, properties)
 
 
 def _create_eventbridge(client: GenesysClient, part: Part) -> None:
@@ -135,11 +139,15 @@ _EVENTBRIDGE_KIND: Final = PartKind[GenesysClient](
 
 def open_messaging_part(name: str, url: str) -> Part:
     """The wanted integration, which posts its messages to `url`."""
-    properties = {"outboundNotificationWebhookUrl": url, "webhookHeaders": {_NAME_HEADER: name}}
+    properties = {
+        "outboundNotificationWebhookUrl": url,
+        "webhookHeaders": {_NAME_HEADER: name},
+        "secret": "as wanted",
+    }
     return Part(OPEN_MESSAGING, f"oncegate-{name}", "", properties, name)
 
 
-def _open_messaging_kind(secret: str, replace_secret: bool) -> PartKind[GenesysClient]:
+def _open_messaging_kind(secret: Secret, replace_secret: bool) -> PartKind[GenesysClient]:
     def read(client: GenesysClient, part: Part) -> FoundPart | None:
         for found in client.pages(_OPEN):
             if found.get("name") == part.name:
@@ -147,21 +155,25 @@ def _open_messaging_kind(secret: str, replace_secret: bool) -> PartKind[GenesysC
         return None
 
     def create(client: GenesysClient, part: Part) -> None:
-        created = client.call("POST", _OPEN, body={"name": part.name, **part.properties, _SECRET: secret})
+        created = client.call("POST", _OPEN, body={"name": part.name, **_body(part)})
         id_ = str(created["id"])
         _wait_until(client, lambda: _is_created(client, part, id_), f"the integration {part.name}")
 
     def change(client: GenesysClient, part: Part, found: FoundPart) -> None:
-        client.call("PATCH", f"{_OPEN}/{found.arn}", body={**part.properties, _SECRET: secret})
+        client.call("PATCH", f"{_OPEN}/{found.arn}", body=_body(part))
+
+    def _body(part: Part) -> dict[str, Any]:
+        return {**{name: value for name, value in part.properties.items() if name != "secret"}, _SECRET: secret()}
 
     def _found_open(found: Mapping[str, Any]) -> FoundPart:
         headers = found.get("webhookHeaders") or {}
         owner = {name.lower(): value for name, value in headers.items()}.get(_NAME_HEADER.lower())
         tags = {} if owner is None else {MADE_BY: "oncegate", NAME_TAG: owner}
+        properties = {name: found.get(name) for name in ("outboundNotificationWebhookUrl", "webhookHeaders")}
         # Genesys Cloud may not show the secret. A secret that it shows is compared.
-        is_replaced = replace_secret or (secret and found.get(_SECRET) not in (None, "", secret))
-        url = None if is_replaced else found.get("outboundNotificationWebhookUrl")
-        return FoundPart(found["id"], tags, {"outboundNotificationWebhookUrl": url, "webhookHeaders": headers})
+        wanted = secret()
+        is_same = wanted is not None and not replace_secret and found.get(_SECRET) in (None, "", wanted)
+        return FoundPart(found["id"], tags, {**properties, "secret": "as wanted" if is_same else "another"})
 
     def delete(client: GenesysClient, _part: Part, found: FoundPart) -> None:
         client.call("DELETE", f"{_OPEN}/{found.arn}")

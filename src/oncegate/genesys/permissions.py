@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from msgspec import Struct
 
 from oncegate.errors import GenesysError
-from oncegate.genesys.client import GenesysClient, GenesysDenied
+from oncegate.genesys.client import GenesysClient, GenesysDenied, GenesysUnavailable
 
 Use: TypeAlias = Literal["eventbridge", "open-messaging", "listen"]
 Granted: TypeAlias = Literal["yes", "no", "unknown"]
@@ -53,6 +53,10 @@ INVENTED: Final = (
     "analytics:events:read",
     "eventstreampermission:read",
 )
+UNKNOWN: Final = (
+    "Some permissions could not be checked, because the OAuth client may not read its own roles. Grant"
+    " authorization:grant:view to it, or look at its roles in Genesys Cloud."
+)
 
 
 class Check(Struct, frozen=True):
@@ -81,9 +85,9 @@ def granted_permissions(client: GenesysClient) -> set[tuple[str, str, str]] | No
     for subject in ("me", client.credentials.client_id):
         try:
             found = client.call("GET", f"/api/v2/authorization/subjects/{subject}", query={"includeFullRoles": True})
-        except GenesysDenied:
-            continue
-        except GenesysError:  # `me` is refused for a token without a user
+        except GenesysUnavailable:
+            raise
+        except GenesysError:  # without the permission; and `me` is refused for a token without a user
             continue
         if found and found.get("grants") is not None:
             return {permission for grant in found["grants"] for permission in _permissions_of(grant)}
@@ -104,10 +108,9 @@ def is_granted(permission: str, granted: Iterable[tuple[str, str, str]]) -> bool
 
 def _probed(client: GenesysClient, requirement: Requirement) -> Check:
     if requirement.probe is None:
-        why = "the OAuth client may not read its roles; grant authorization:grant:view to it, or look in Admin > Roles"
-        return Check(requirement, "unknown", why)
+        return Check(requirement, "unknown", "its roles could not be read")
     try:
         client.call("GET", requirement.probe, query={"pageSize": 1, "pageNumber": 1})
     except GenesysDenied:
-        return Check(requirement, "no", "Genesys Cloud refused to read it")
-    return Check(requirement, "yes", "it could be read")
+        return Check(requirement, "no", "a request that needs it was refused")
+    return Check(requirement, "yes", "a request that needs it was answered")

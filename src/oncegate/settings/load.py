@@ -96,6 +96,12 @@ class _File(Struct, frozen=True):
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def settings_file(environ: Mapping[str, str] = os.environ, flags: Mapping[str, Any] = _NO_FLAGS) -> Path:
+    """The path of the settings file, which may not exist yet."""
+    found = _find_file(None, environ, flags)
+    return Path(FILE) if found is None else found.path
+
+
 def _find_file(
     path: str | os.PathLike[str] | None, environ: Mapping[str, str], flags: Mapping[str, Any]
 ) -> _File | None:
