@@ -45,39 +45,41 @@ _log: Final = logging.getLogger("oncegate.work")
 _MOST_WAITING: Final = 1_000  # frames in memory; then nothing is read from the sockets
 _BATCH: Final = 100
 _MOST_LANES: Final = MOST_CHANNELS // 2  # each lane has two channels while one replaces the other
-_SAME_WITHIN: Final = 60_000_000  # microseconds
+_SAME_WITHIN: Final = 2_000_000  # microseconds
 _MARK_RETENTION: Final = 30 * 86_400 * 1_000_000
 _RETRY_STORE: Final = (0.2, 5.0)  # seconds
 _RELEASE_WITHIN: Final = 5.0  # seconds
 
 
 class Frame(Struct, frozen=True):
-    """A frame, and the channel and the time at which it arrived."""
+    """A frame, the channel on which it arrived, and when. `since` is the time at which the channel was opened."""
 
     raw: bytes
     channel: str
     at: int
+    since: int
 
 
 class ArrivalTimes:
     """Gives a time to events that have none, so that a later event with the same content is another event.
 
-    The copy of an event on another channel gets the time of the first copy, if it arrives within a minute. Two frames
-    with the same content on one channel are two events."""
+    The copy of an event on another channel gets the time of the first copy, if it arrives within two seconds, and if
+    this channel was open when the first copy arrived. Two frames with the same content on one channel are two events.
+    If equal events follow each other within two seconds while a channel is replaced, one may be taken for a copy."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, deque[tuple[int, set[str]]]] = {}
 
-    def of(self, content: bytes, channel: str, at: int) -> int:
+    def of(self, content: bytes, frame: Frame) -> int:
         seen = self._seen.setdefault(content, deque())
-        while seen and at - seen[0][0] > _SAME_WITHIN:
+        while seen and frame.at - seen[0][0] > _SAME_WITHIN:
             seen.popleft()
-        for first, channels in seen:
-            if channel not in channels:
-                channels.add(channel)
+        for first, channels in reversed(seen):
+            if frame.channel not in channels and first >= frame.since:
+                channels.add(frame.channel)
                 return first
-        seen.append((at, {channel}))
-        return at
+        seen.append((frame.at, {frame.channel}))
+        return frame.at
 
     def forget(self, now: int) -> None:
         """Forget contents that are too old to matter."""
@@ -204,7 +206,7 @@ class NotificationWorker:
 
     async def _receive(self, reader: ChannelReader, raw: bytes) -> None:
         self._counts["received"] += 1
-        await self._frames.put(Frame(raw, reader.channel.id, self._clock()))
+        await self._frames.put(Frame(raw, reader.channel.id, self._clock(), reader.opened_at))
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -228,7 +230,7 @@ class NotificationWorker:
             return events
         content = repr((events[0].identity, events[0].content_hash)).encode()
         document = msgspec.json.decode(frame.raw)
-        arrived = self._arrivals.of(content, frame.channel, frame.at)
+        arrived = self._arrivals.of(content, frame)
         return self._read(msgspec.json.encode({**document, "timestamp": arrived // 1_000}))
 
     async def _admit(self, events: list[Event]) -> None:
@@ -243,7 +245,7 @@ class NotificationWorker:
                 await asyncio.sleep(pauses.next_pause())
                 continue
             self._counts["duplicates"] += sum(outcome.status == "duplicate" for outcome in outcomes)
-            refused = [outcome for outcome in outcomes if not outcome.acked]
+            refused = [outcome for outcome in outcomes if not outcome.acked and outcome.kept is None]
             if not refused:
                 break
             if any(outcome.status != "in_flight" for outcome in refused):

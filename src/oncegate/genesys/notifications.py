@@ -127,6 +127,7 @@ class ChannelReader:
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._heard = asyncio.Event()
+        self.opened_at = 0
         self.live_since = 0
         self.alive_at = 0
         self.reason = ""
@@ -144,6 +145,7 @@ class ChannelReader:
             )
         except (OSError, TimeoutError, WebSocketException) as error:
             raise GenesysUnavailable(f"the WebSocket cannot be opened ({_name_of(error)})") from error
+        self.opened_at = self._clock()
         self._task = asyncio.create_task(self._read(self._socket))
         try:
             await subscribe()
