@@ -40,6 +40,7 @@ LAYERS = [
     ["settings"],
     ["inspection"],
     ["infra", "sinks", "otel"],
+    ["genesys"],
     ["doctor"],
     ["console"],
     ["testing", "simulate", "service"],
@@ -56,6 +57,8 @@ LAZY = {
     ("cli/console.py", "oncegate.service.console_service"): "optional dependency: the extra `serve`",
     ("cli/console.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
     ("cli/doctor.py", "oncegate.doctor.reading"): "optional dependency: the extra `aws`",
+    ("cli/genesys.py", "oncegate.cli.genesys_actions"): "optional dependency: the extra `genesys`",
+    ("cli/genesys.py", "oncegate.cli.genesys_aws_actions"): "optional dependency: the extras `genesys` and `aws`",
     ("cli/infra.py", "oncegate.cli.infra_actions"): "optional dependency: the extra `aws`",
     ("cli/serve.py", "oncegate.otel"): "optional dependency: the extra `otel`",
     ("cli/serve.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
@@ -117,11 +120,14 @@ SAME_NAME = {
 MOST_GATE_MODULES = 18
 MOST_LINES = 60  # of a function
 
-MIRRORED = ("console", "gate", "ingress", "inspection", "journal", "previous", "stores", "service")
+MIRRORED = ("console", "gate", "genesys", "ingress", "inspection", "journal", "previous", "stores", "service")
 # Modules with functions that need no test file of their own, with the reason.
 WITHOUT_TESTS = {
     "console/event_filter.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "console/event_rows.py": "tests/console/pages/test_events.py and test_tail.py test it",
+    "genesys/notifications.py": "tests/genesys/test_listener.py tests it",
+    "genesys/permissions.py": "tests/genesys/test_commands.py tests it",
+    "genesys/topics.py": "tests/genesys/test_commands.py tests it",
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",
     "inspection/records.py": "tests/cli/test_explain.py and tests/cli/test_keys.py test it",
     "stores/dynamodb/__init__.py": "opens the store; every test of the store uses it",

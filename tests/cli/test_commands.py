@@ -113,10 +113,10 @@ class TestHelp:
 # ── examples ──────────────────────────────────────────────────────────────────────────────────────────────
 
 EXAMPLES = [(path, line) for path, command in COMMANDS.items() for line in getattr(command, "examples", ())]
-# These commands wait for requests, or need AWS or a server.
+# These commands wait for requests, or need AWS or a server. Those of `genesys` run in tests/genesys/test_guide.py.
 NOT_RUN = re.compile(
     r"oncegate (console|serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http"
-    r"|seed '?(dynamodb|redis):|events tail)"
+    r"|seed '?(dynamodb|redis):|events tail|genesys)"
 )
 
 

@@ -296,14 +296,15 @@ class TestStore:
         listening = listen()
         is_away = threading.Event()
         is_away.set()
-        admit = type(listening.store).admit
+        kind: Any = type(listening.store)
+        admit = kind.admit
 
         def failing(store: Any, events: Any) -> Any:
             if is_away.is_set():
                 raise StoreUnavailable("the disk is full")
             return admit(store, events)
 
-        monkeypatch.setattr(type(listening.store), "admit", failing)
+        monkeypatch.setattr(kind, "admit", failing)
         for number in range(5):
             fake.publish(PRESENCE, presence(number))
         until(lambda: listening.worker._outage_since is not None, "the outage to be noticed")
@@ -358,7 +359,7 @@ def test_a_handler_that_runs_at_the_stop(fake: FakeGenesys, listen: Callable[...
         may_end.wait(10)
         listening.handled.append(event)
 
-    listening.worker._inbox._handler = slow  # type: ignore[assignment]
+    listening.worker._inbox._handler = slow
     fake.publish(PRESENCE, presence(1))
     assert started.wait(10)
     fake.publish(PRESENCE, presence(2))

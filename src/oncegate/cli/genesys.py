@@ -39,7 +39,7 @@ _LISTEN_SETTINGS: Final = [
         "oncegate genesys check",
         "oncegate genesys topics --filter customer.end",
         "oncegate genesys setup eventbridge --name crm --topics 'v2.users.{id}.presence' --dry-run",
-        "oncegate genesys listen --topics v2.users.8b0cd5f1-5a3f-4e57-9c11-a1f05f1a3a11.presence --handler log",
+        "oncegate genesys listen --topics v2.quality.evaluations --handler log",
     ),
 )
 def genesys() -> None:
@@ -224,9 +224,8 @@ def down_open_messaging(name: str, yes: bool, dry_run: bool, settings: Settings)
 @genesys.command(
     short_help="Receive notifications.",
     examples=(
-        "oncegate genesys listen --topics v2.users.8b0cd5f1-5a3f-4e57-9c11-a1f05f1a3a11.presence --handler log",
-        "oncegate genesys listen --topics v2.routing.queues.f1a3a11b-0cd5-4e57-9c11-5a3f8b0cd5f1.users"
-        " --forward https://crm.example.com/events",
+        "oncegate genesys listen --topics v2.quality.evaluations --handler log",
+        "oncegate genesys listen --topics v2.quality.evaluations --forward https://crm.example.com/events",
     ),
     exit_codes={exit_codes.QUEUE: "Genesys Cloud refuses the login or a topic"},
 )

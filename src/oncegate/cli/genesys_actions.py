@@ -170,6 +170,7 @@ def setup_open_messaging(
 ) -> None:
     route, path = _checked_route(url, route), settings_file(flags={CONFIG: chosen_config()})
     secret = partial(_message_secret, settings, secret_env, secret_file)
+    secret()  # refuse an unreadable secret before the login
     named = {"secret_env": secret_env} if secret_env is not None else {"secret_file": secret_file}
     parts = [Part("secret", secret_file, secret_file, {}, name)] if secret_file is not None else []
     parts.append(Part("route", route, str(path), {"signature": _SIGNATURE, **named}, name))
