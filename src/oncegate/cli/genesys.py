@@ -34,6 +34,7 @@ _LISTEN_SETTINGS: Final = [
 
 @click.group(
     cls=CliGroup,
+    subcommand_metavar="COMMAND",  # the default, COMMAND [ARGS]..., does not fit into a narrow terminal
     short_help="Set up Genesys Cloud, or listen to it.",
     examples=(
         "oncegate genesys check",
@@ -95,6 +96,7 @@ def check(uses: tuple[str, ...], topics: tuple[str, ...], settings: Settings, ou
 
 @genesys.group(
     cls=CliGroup,
+    subcommand_metavar="COMMAND",
     short_help="Create or change integrations.",
     examples=(
         "oncegate genesys setup eventbridge --name crm --topics 'v2.users.{id}.presence' --dry-run",
@@ -180,6 +182,7 @@ def open_messaging(settings: Settings, dry_run: bool, output: str, **given: Any)
 
 @genesys.group(
     cls=CliGroup,
+    subcommand_metavar="COMMAND",
     short_help="Delete integrations.",
     examples=("oncegate genesys down eventbridge --name crm --dry-run",),
 )
