@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import jsonschema_rs
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from tests.genesys.facts import FACTS
 
@@ -461,8 +462,9 @@ class FakeGenesys:
         sent = 0
         for channel in list(self.channels.values()):
             if channel.socket is not None and to(channel) and not self.is_silent:
-                await channel.socket.send(frame)
-                sent += 1
+                with suppress(ConnectionClosed):
+                    await channel.socket.send(frame)
+                    sent += 1
         return sent
 
     def drop(self) -> None:

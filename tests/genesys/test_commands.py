@@ -118,6 +118,14 @@ class TestSettings:
         code, _, err = genesys("topics", "--genesys-region", "example.com")
         assert (code, "--genesys-region: 'example.com' is not a region" in err) == (exit_codes.USAGE, True)
 
+    def test_config_check(self, oncegate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """`oncegate config check` finds a wrong region and a secret that cannot be read."""
+        (tmp_path / "oncegate.toml").write_text('[genesys]\nregion = "example.com"\nsecret_file = "absent"\n')
+        code, _, err = oncegate("config", "check")
+        assert code == exit_codes.USAGE
+        assert "oncegate.toml, genesys.region: 'example.com' is not a region" in err
+        assert "there is no file absent" in err
+
     def test_wrong_credentials(self, genesys: Genesys, monkeypatch: pytest.MonkeyPatch) -> None:
         """A refused login is one line without the secret."""
         monkeypatch.setenv("ONCEGATE_GENESYS_CLIENT_SECRET", "wrong-secret-hunter3")

@@ -179,7 +179,7 @@ class TestEventsWithoutATime:
 
         assert [of(b"x", channel, at) for channel, at in (("a", 1), ("b", 2), ("a", 3), ("a", 4))] == [1, 1, 3, 4]
         assert {of(b"x", "b", 5), of(b"x", "b", 6)} == {3, 4}
-        assert of(b"y", "b", 7) == 7
+        assert [of(b"y", "b", 7), of(b"y", "b", 7)] == [7, 8]
         assert of(b"x", "c", 8, since=5) == 8
         assert of(b"x", "d", 3_000_000) == 3_000_000
         times.forget(9_000_000)
@@ -203,8 +203,8 @@ class TestReplacement:
         handled(listening, 2 * sent)
         assert (fake.lost, listening.gaps) == ([], [])
         assert fake.count("POST /api/v2/notifications/channels") >= 3
-        assert copies > 10
-        assert listening.worker.figures.duplicates == copies
+        # A frame that was sent to a channel while it was closed is not received.
+        assert 10 < listening.worker.figures.duplicates <= copies
 
     def test_a_notice_of_maintenance(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """When Genesys announces that it closes the socket, the channel is replaced at once, without a gap."""
@@ -272,7 +272,9 @@ class TestGaps:
 
     def test_a_restart(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """The time in which no listener ran is a gap: from the last frame of the earlier run to the subscription."""
-        listen().stop()
+        first = listen()
+        until(lambda: first.worker._mark.read() is not None, "the mark")
+        first.stop()
         assert fake.publish(PRESENCE, presence(1)) == 0
         until(lambda: not fake.connected, "the first listener to end")
         again = listen()

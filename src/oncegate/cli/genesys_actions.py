@@ -27,7 +27,7 @@ from oncegate.genesys.integrations import COMMAND, genesys_platform, open_messag
 from oncegate.genesys.listener import AliveMark, NotificationWorker
 from oncegate.genesys.notifications import ListenTimes, NotificationApi
 from oncegate.genesys.permissions import INVENTED, SCOPES, UNKNOWN, Check, Requirement, Use, check_permissions
-from oncegate.genesys.regions import place_of
+from oncegate.genesys.regions import GenesysPlace, configured_place
 from oncegate.genesys.topics import OfferedTopic, check_topics, offered_topics
 from oncegate.infra.platform import FoundPart, Part, PartKind, Platform, Step
 from oncegate.settings import Settings
@@ -52,15 +52,14 @@ def connected(settings: Settings, progress: Progress | None = None, **options: A
         yield client
 
 
-def _place(settings: Settings) -> Any:
-    region, endpoint = settings["genesys.region"], settings["genesys.endpoint"]
-    if region is None and endpoint is None:
+def _place(settings: Settings) -> GenesysPlace:
+    place = configured_place(settings)
+    if place is None:
         raise SettingError(
             "the region of Genesys Cloud is missing; set genesys.region, ONCEGATE_GENESYS_REGION or --genesys-region to"
             " your domain, such as mypurecloud.de"
         )
-    with settings.placed("genesys.region" if endpoint is None else "genesys.endpoint"):
-        return place_of(region or "", endpoint)
+    return place
 
 
 def _credentials(settings: Settings) -> ClientCredentials:

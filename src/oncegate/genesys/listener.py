@@ -7,9 +7,11 @@ have been missed is recorded as a gap, with its beginning and its end.
 
 import asyncio
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -78,8 +80,9 @@ class ArrivalTimes:
             if frame.channel not in channels and first >= frame.since:
                 channels.add(frame.channel)
                 return first
-        seen.append((frame.at, {frame.channel}))
-        return frame.at
+        at = frame.at if not seen else max(frame.at, seen[-1][0] + 1)  # frames of one batch may have the same time
+        seen.append((at, {frame.channel}))
+        return at
 
     def forget(self, now: int) -> None:
         """Forget contents that are too old to matter."""
@@ -141,6 +144,9 @@ class NotificationWorker:
         self._counts: Counter[str] = Counter()
         self._admitting = 0
         self._outage_since: int | None = None
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
 
     # ── the worker interface ──────────────────────────────────────────────────────────────────────────────
 
@@ -149,13 +155,19 @@ class NotificationWorker:
 
     async def _run_until_stopped(self) -> None:
         self._stopped = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(_MOST_WAITING)
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            if self._stopping:
+                self._stopped.set()
         with stopped_by_signals(self.stop):
             await self._work()
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        with self._lock:
+            self._stopping = True
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._stopped.set)
 
     @property
     def figures(self) -> Figures:
@@ -230,29 +242,35 @@ class NotificationWorker:
             return events
         content = repr((events[0].identity, events[0].content_hash)).encode()
         document = msgspec.json.decode(frame.raw)
-        arrived = self._arrivals.of(content, frame)
-        return self._read(msgspec.json.encode({**document, "timestamp": arrived // 1_000}))
+        arrived = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self._arrivals.of(content, frame))
+        return self._read(msgspec.json.encode({**document, "timestamp": arrived}))
 
     async def _admit(self, events: list[Event]) -> None:
         """Admit events. While the store does not answer, they wait in memory, and then nothing is read."""
-        pauses, waiting = Backoff(*_RETRY_STORE), len(events)
+        pauses = Backoff(*_RETRY_STORE)
         while events:
+            # During an outage only one event is tried, so that the log does not repeat all of them.
+            tried = events if self._outage_since is None else events[:1]
             try:
-                outcomes = await self._inbox.admit(events)
-                outcomes = await self._threads.call(keep_refused, outcomes, self._gate.keep)
+                refused = await self._refused(tried)
             except StoreError as error:
                 self._store_failed(str(error))
-                await asyncio.sleep(pauses.next_pause())
-                continue
-            self._counts["duplicates"] += sum(outcome.status == "duplicate" for outcome in outcomes)
-            refused = [outcome for outcome in outcomes if not outcome.acked and outcome.kept is None]
+                refused = tried
             if not refused:
-                break
-            if any(outcome.status != "in_flight" for outcome in refused):
-                self._store_failed(refused[0].discreet)
-            events = [outcome.event for outcome in refused]
-            await asyncio.sleep(pauses.next_pause())
-        self._store_answered(waiting)
+                self._store_answered(len(events))
+            events = [*refused, *events[len(tried) :]]
+            if refused:
+                await asyncio.sleep(pauses.next_pause())
+
+    async def _refused(self, events: list[Event]) -> list[Event]:
+        """Admit events. Returns those that were not stored."""
+        outcomes = await self._inbox.admit(events)
+        outcomes = await self._threads.call(keep_refused, outcomes, self._gate.keep)
+        self._counts["duplicates"] += sum(outcome.status == "duplicate" for outcome in outcomes)
+        refused = [outcome for outcome in outcomes if not outcome.acked and outcome.kept is None]
+        if failed := [outcome for outcome in refused if outcome.status != "in_flight"]:
+            self._store_failed(failed[0].discreet)
+        return [outcome.event for outcome in refused]
 
     def _store_failed(self, reason: str) -> None:
         if self._outage_since is None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from oncegate.errors import SettingError
+from oncegate.settings import Settings
 from oncegate.text import quoted
 
 # The domain of each region, by the name of the AWS region.
@@ -59,6 +60,16 @@ def place_of(region: str, endpoint: str | None = None) -> GenesysPlace:
         known = ", ".join(REGIONS.values())
         raise SettingError(f"{quoted(region)} is not a region of Genesys Cloud; use one of: {known}")
     return GenesysPlace(domain, f"https://login.{domain}", f"https://api.{domain}")
+
+
+def configured_place(settings: Settings) -> GenesysPlace | None:
+    """Returns the addresses that the settings `[genesys]` select; None if they select none. Raises SettingError if they
+    are invalid."""
+    region, endpoint = settings["genesys.region"], settings["genesys.endpoint"]
+    if region is None and endpoint is None:
+        return None
+    with settings.placed("genesys.region" if endpoint is None else "genesys.endpoint"):
+        return place_of(region or "", endpoint)
 
 
 def _emulator(endpoint: str) -> GenesysPlace:
