@@ -10,7 +10,7 @@ import sys
 import threading
 from itertools import cycle
 
-import httpx
+import httpx2
 
 _PAGES = ("/console", "/console/events", "/console/dead-letters")
 _PAUSE = 1.0  # seconds between two pages
@@ -19,7 +19,7 @@ _PAUSE = 1.0  # seconds between two pages
 class Tail(threading.Thread):
     """Counts the bytes of the live tail."""
 
-    def __init__(self, client: httpx.Client) -> None:
+    def __init__(self, client: httpx2.Client) -> None:
         super().__init__(daemon=True)
         self._client = client
         self.received = 0
@@ -42,14 +42,14 @@ def main() -> None:
     closed = threading.Event()
     threading.Thread(target=_wait_for_end, args=[closed], daemon=True).start()
     pages = 0
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
         login = {"token": os.environ["ONCEGATE_CONSOLE_TOKEN"], "user": "viewer"}
-        assert client.post("/console/login", data=login).status_code == httpx.codes.SEE_OTHER
+        assert client.post("/console/login", data=login).status_code == httpx2.codes.SEE_OTHER
         tail = Tail(client)
         tail.start()
         print("logged in", flush=True)
         for path in cycle(_PAGES):
-            assert client.get(path).status_code == httpx.codes.OK
+            assert client.get(path).status_code == httpx2.codes.OK
             pages += 1
             if closed.wait(_PAUSE):
                 break

@@ -41,6 +41,7 @@ LAYERS = [
     ["settings"],
     ["inspection"],
     ["infra", "otel"],
+    ["genesys"],
     ["doctor"],
     ["console"],
     ["testing", "simulate", "service"],
@@ -57,6 +58,8 @@ LAZY = {
     ("cli/console.py", "oncegate.service.console_service"): "optional dependency: the extra `serve`",
     ("cli/console.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
     ("cli/doctor.py", "oncegate.doctor.reading"): "optional dependency: the extra `aws`",
+    ("cli/genesys.py", "oncegate.cli.genesys_actions"): "optional dependency: the extra `genesys`",
+    ("cli/genesys.py", "oncegate.cli.genesys_aws_actions"): "optional dependency: the extras `genesys` and `aws`",
     ("cli/infra.py", "oncegate.cli.infra_actions"): "optional dependency: the extra `aws`",
     ("cli/serve.py", "oncegate.otel"): "optional dependency: the extra `otel`",
     ("cli/serve.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
@@ -99,7 +102,7 @@ LAZY = {
     ("previous/__init__.py", "oncegate.previous.redis"): "optional dependency: the extra `redis`",
     ("previous/__init__.py", "oncegate.previous.sqlite"): "cold start: only the place that is used",
     ("settings/settings.py", "oncegate.previous.lookup"): "cold start: only with the setting `previous`",
-    ("simulate/targets.py", "httpx"): "optional dependency: the extra `serve`",
+    ("simulate/targets.py", "httpx2"): "optional dependency: the extra `serve`",
     ("simulate/targets.py", "oncegate.simulate.aws"): "optional dependency: the extra `aws`",
     ("sinks/__init__.py", "oncegate.sinks.forwarding"): "optional dependency: the extra `serve`",
     ("sinks/__init__.py", "oncegate.sinks.aws"): "optional dependency: the extra `aws`",
@@ -123,11 +126,14 @@ SAME_NAME = {
 MOST_GATE_MODULES = 18
 MOST_LINES = 60  # of a function
 
-MIRRORED = ("console", "gate", "ingress", "inspection", "journal", "previous", "stores", "service")
+MIRRORED = ("console", "gate", "genesys", "ingress", "inspection", "journal", "previous", "stores", "service")
 # Modules with functions that need no test file of their own, with the reason.
 WITHOUT_TESTS = {
     "console/event_filter.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "console/event_rows.py": "tests/console/pages/test_events.py and test_tail.py test it",
+    "genesys/notifications.py": "tests/genesys/test_listener.py tests it",
+    "genesys/permissions.py": "tests/genesys/test_commands.py tests it",
+    "genesys/topics.py": "tests/genesys/test_commands.py tests it",
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",
     "inspection/records.py": "tests/cli/test_explain.py and tests/cli/test_keys.py test it",
     "stores/dynamodb/__init__.py": "opens the store; every test of the store uses it",

@@ -15,7 +15,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
+import httpx2
 import pytest
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
@@ -216,9 +216,9 @@ def test_serve(served: Installed) -> None:
     assert code == 0
 
 
-def client(served: Installed, service: subprocess.Popen[bytes]) -> httpx.Client:
+def client(served: Installed, service: subprocess.Popen[bytes]) -> httpx2.Client:
     def welcome() -> Iterator[str]:
         yield from re.findall(r"listens on (\S+) ", (served.folder / "errors").read_text())
 
     until(lambda: any(welcome()) or service.poll() is not None, "the service")
-    return httpx.Client(base_url=next(welcome()), trust_env=False)
+    return httpx2.Client(base_url=next(welcome()), trust_env=False)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from tests.stores.servers import free_port, missing
@@ -124,8 +124,8 @@ class Clone:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"http://127.0.0.1:{self._port}/healthz", trust_env=False).status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"http://127.0.0.1:{self._port}/healthz", trust_env=False).status_code == 200
+        except httpx2.TransportError:
             return False
 
     def _execute(self, commands: str, shown: str) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NoReturn
 
-import httpx
+import httpx2
 
 FILES = ("handlers.py", "oncegate.toml")
 STARTED = re.compile(r"listens on (http://[^\s/]+)")
@@ -133,7 +133,7 @@ def send(folder: Path, url: str, given: argparse.Namespace, log: "Log") -> None:
 def send_invoices(url: str, seconds: float, done: threading.Event) -> None:
     """Send invoices: most of them are written, some become dead letters, one arrives hundreds of times."""
     steps = 20
-    with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=url, timeout=30, trust_env=False) as client:
         for number in range(steps):
             for invoice in invoices(number, steps):
                 client.post("/events/invoices", json=invoice)

@@ -20,6 +20,7 @@
     ├── UnknownSource         an AWS service that Oncegate cannot read invoked the Lambda function
     ├── TargetError           the target of simulated traffic cannot be used
     ├── AwsError              AWS rejected a request or did not answer
+    ├── GenesysError          Genesys Cloud rejected a request or did not answer
     ├── QueueError            the queue cannot be used: wrong name, region, credentials or permissions
     │   └── QueueUnavailable  the queue does not answer now; a retry may work
     └── StoreError            a store operation failed
@@ -197,6 +198,10 @@ class TargetError(OncegateError):
 
 class AwsError(OncegateError):
     """AWS rejected a request or did not answer. The text names the request and says what to do."""
+
+
+class GenesysError(OncegateError):
+    """Genesys Cloud rejected a request or did not answer. The text names the request and says what to do."""
 
 
 class QueueError(OncegateError):

@@ -113,10 +113,10 @@ class TestHelp:
 # ── examples ──────────────────────────────────────────────────────────────────────────────────────────────
 
 EXAMPLES = [(path, line) for path, command in COMMANDS.items() for line in getattr(command, "examples", ())]
-# These commands wait for requests, or need AWS or a server.
+# These commands wait for requests, or need AWS or a server. Those of `genesys` run in tests/genesys/test_guide.py.
 NOT_RUN = re.compile(
     r"oncegate (console|serve|work|infra (up|down|show)|doctor --(store|name|queue)|simulate --to http"
-    r"|seed '?(dynamodb|redis):|events tail)"
+    r"|seed '?(dynamodb|redis):|events tail|genesys)"
 )
 
 
@@ -305,4 +305,4 @@ class TestCompletion:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
         assert done.stdout.split() == ["plain,seed", "plain,serve", "plain,simulate"]
-        assert not {"boto3", "botocore", "httpx", "redis", "psycopg", "uvloop"} & set(done.stderr.split())
+        assert not {"boto3", "botocore", "httpx", "httpx2", "redis", "psycopg", "uvloop"} & set(done.stderr.split())

@@ -172,11 +172,11 @@ def test_the_work_is_completed(prepared: Path, gate: Gate, unbuffered: str) -> N
 
 
 def test_every_command_is_here() -> None:
-    """Every command that ends by itself and needs no AWS account is tested above."""
+    """Every command that ends by itself and needs no account at AWS or Genesys Cloud is tested above."""
     tested = [*PRINTING, "dlq redrive", "dlq drop", "keys reset"]
     others = {("console",), ("serve",), ("work",), ("infra", "up"), ("infra", "down"), ("infra", "show")}
     for path, command in COMMANDS.items():
-        if not isinstance(command, click.Group) and path not in others:
+        if not isinstance(command, click.Group) and path not in others and path[0] != "genesys":
             assert any(line.startswith(" ".join(path)) for line in tested), f"add {' '.join(path)} to PRINTING"
 
 

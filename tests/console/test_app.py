@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate.clocks import wall
@@ -51,26 +51,26 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def stranger(service: Service) -> Iterator[httpx.Client]:
+def stranger(service: Service) -> Iterator[httpx2.Client]:
     """A client without a session."""
-    with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=service.url, timeout=30, trust_env=False) as client:
         yield client
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[httpx.Client]:
+def client(service: Service) -> Iterator[httpx2.Client]:
     with logged_in(service) as client:
         yield client
 
 
-def is_logged_in(client: httpx.Client) -> bool:
+def is_logged_in(client: httpx2.Client) -> bool:
     return client.get("/console").status_code == 200
 
 
 # ── headers ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_answer_has_the_security_headers(client: httpx.Client, stranger: httpx.Client) -> None:
+def test_every_answer_has_the_security_headers(client: httpx2.Client, stranger: httpx2.Client) -> None:
     answers = {
         "page": client.get("/console"),
         "head": client.head("/console"),
@@ -112,14 +112,14 @@ def test_every_answer_has_the_security_headers(client: httpx.Client, stranger: h
     }
 
 
-def test_a_stream_has_the_security_headers(client: httpx.Client) -> None:
+def test_a_stream_has_the_security_headers(client: httpx2.Client) -> None:
     with client.stream("GET", "/console/tail") as tail:
         assert {header: tail.headers.get(header) for header in SECURITY_HEADERS} == SECURITY_HEADERS
         assert tail.headers["cache-control"] == "no-store"
         assert tail.headers["content-type"] == "text/event-stream"
 
 
-def test_pages_have_nothing_inline(client: httpx.Client) -> None:
+def test_pages_have_nothing_inline(client: httpx2.Client) -> None:
     for path in (LOGIN, *(f"/console{path}" for path in PAGES), "/console/none"):
         text = client.get(path, follow_redirects=True).text
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", text), path
@@ -129,7 +129,7 @@ def test_pages_have_nothing_inline(client: httpx.Client) -> None:
 # ── the session ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_cookie_is_for_this_site_and_not_for_scripts(stranger: httpx.Client) -> None:
+def test_the_cookie_is_for_this_site_and_not_for_scripts(stranger: httpx2.Client) -> None:
     answer = stranger.post(LOGIN, data={"token": TOKEN, "user": "Ada"})
 
     (cookie,) = answer.headers.get_list("set-cookie")
@@ -174,13 +174,13 @@ def test_a_wrong_token_gives_no_session(guessed: Service, token: str) -> None:
     assert "This token is not valid." in answer.text
 
 
-def test_a_missing_token_gives_no_session(stranger: httpx.Client) -> None:
+def test_a_missing_token_gives_no_session(stranger: httpx2.Client) -> None:
     assert stranger.post(LOGIN).status_code == 401
     assert not is_logged_in(stranger)
 
 
 @pytest.mark.parametrize("user", [None, "", " \t\n\u00a0"])
-def test_a_login_needs_a_name(stranger: httpx.Client, user: str | None) -> None:
+def test_a_login_needs_a_name(stranger: httpx2.Client, user: str | None) -> None:
     """The record of changes must say who made them."""
     answer = stranger.post(LOGIN, data={"token": TOKEN, **({} if user is None else {"user": user})})
 
@@ -190,7 +190,7 @@ def test_a_login_needs_a_name(stranger: httpx.Client, user: str | None) -> None:
     assert re.search(r'<input id="user"[^>]* required>', answer.text)
 
 
-def test_a_forged_or_expired_cookie_is_no_session(stranger: httpx.Client) -> None:
+def test_a_forged_or_expired_cookie_is_no_session(stranger: httpx2.Client) -> None:
     access = Access([TOKEN])
     name, _, value = access.cookie("Ada", secure=False).partition(";")[0].partition("=")
     data, _, signature = value.partition(".")
@@ -213,7 +213,7 @@ def test_a_forged_or_expired_cookie_is_no_session(stranger: httpx.Client) -> Non
         assert stranger.get("/console", headers={b"cookie": cookie.encode("latin-1")}).status_code == 401, cookie
 
 
-def test_a_cookie_of_another_program_does_no_harm(stranger: httpx.Client) -> None:
+def test_a_cookie_of_another_program_does_no_harm(stranger: httpx2.Client) -> None:
     """Programs on other ports of the same host set cookies that `http.cookies` cannot parse."""
     cookie = Access([TOKEN]).cookie("Ada", secure=False).partition(";")[0]
 
@@ -225,7 +225,7 @@ def test_a_changed_token_ends_the_sessions(tmp_path: Path) -> None:
         cookies = client.cookies
     with (
         Service(tmp_path, environ={"ONCEGATE_CONSOLE_TOKEN": "another token, long enough"}) as service,
-        httpx.Client(base_url=service.url, cookies=cookies, trust_env=False) as client,
+        httpx2.Client(base_url=service.url, cookies=cookies, trust_env=False) as client,
     ):
         assert not is_logged_in(client)
 
@@ -235,7 +235,7 @@ def test_a_session_survives_a_restart(tmp_path: Path) -> None:
         cookies = client.cookies
     with (
         Service(tmp_path, environ=ENVIRON) as service,
-        httpx.Client(base_url=service.url, cookies=cookies, trust_env=False) as client,
+        httpx2.Client(base_url=service.url, cookies=cookies, trust_env=False) as client,
     ):
         assert is_logged_in(client)
 
@@ -249,7 +249,7 @@ def test_the_name_of_the_person_is_shown_as_text(service: Service) -> None:
     assert "x" * 60 not in text
 
 
-def test_logout_ends_the_session(client: httpx.Client) -> None:
+def test_logout_ends_the_session(client: httpx2.Client) -> None:
     answer = client.post("/console/logout", data={"csrf": csrf_of(client)})
 
     assert (answer.status_code, answer.headers["location"]) == (303, LOGIN)
@@ -260,7 +260,7 @@ def test_logout_ends_the_session(client: httpx.Client) -> None:
 def test_logout_ends_copies_of_the_session_and_their_tails(guessed: Service) -> None:
     with (
         logged_in(guessed) as client,
-        httpx.Client(base_url=guessed.url, cookies=client.cookies, trust_env=False, timeout=30) as copy,
+        httpx2.Client(base_url=guessed.url, cookies=client.cookies, trust_env=False, timeout=30) as copy,
         copy.stream("GET", "/console/tail") as tail,
     ):
         client.post("/console/logout", data={"csrf": csrf_of(client)})
@@ -270,7 +270,7 @@ def test_logout_ends_copies_of_the_session_and_their_tails(guessed: Service) -> 
 
 
 @pytest.mark.parametrize("form", [{"csrf": "x"}, {"csrf": "x", "query": "x" * 10_000}])
-def test_an_action_after_the_session_has_ended(stranger: httpx.Client, form: dict[str, str]) -> None:
+def test_an_action_after_the_session_has_ended(stranger: httpx2.Client, form: dict[str, str]) -> None:
     """The page says that nothing was changed, and has the form of the login. The size of the form does not matter."""
     answer = stranger.post("/console/dead-letters/start", data=form)
 
@@ -280,7 +280,7 @@ def test_an_action_after_the_session_has_ended(stranger: httpx.Client, form: dic
     assert 'http-equiv="refresh"' not in answer.text
 
 
-def test_get_does_not_log_out(client: httpx.Client) -> None:
+def test_get_does_not_log_out(client: httpx2.Client) -> None:
     assert client.get("/console/logout").status_code == 404
     assert is_logged_in(client)
 
@@ -313,7 +313,7 @@ def test_wrong_tokens_are_limited_and_logged_without_the_token(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", [{}, {"csrf": ""}, {"csrf": "x"}, {"csrf": "ä"}, {"csrf": "A" * 43}])
-def test_a_form_without_the_right_csrf_token_changes_nothing(client: httpx.Client, form: dict[str, str]) -> None:
+def test_a_form_without_the_right_csrf_token_changes_nothing(client: httpx2.Client, form: dict[str, str]) -> None:
     answer = client.post("/console/logout", data=form)
 
     assert answer.status_code == 403
@@ -321,7 +321,7 @@ def test_a_form_without_the_right_csrf_token_changes_nothing(client: httpx.Clien
     assert is_logged_in(client)
 
 
-def test_the_csrf_token_of_another_session_is_not_valid(service: Service, client: httpx.Client) -> None:
+def test_the_csrf_token_of_another_session_is_not_valid(service: Service, client: httpx2.Client) -> None:
     with logged_in(service, user="Grace") as other:
         answer = client.post("/console/logout", data={"csrf": csrf_of(other)})
 
@@ -329,7 +329,7 @@ def test_the_csrf_token_of_another_session_is_not_valid(service: Service, client
     assert is_logged_in(client)
 
 
-def test_a_csrf_token_in_the_address_is_not_valid(client: httpx.Client) -> None:
+def test_a_csrf_token_in_the_address_is_not_valid(client: httpx2.Client) -> None:
     assert client.post(f"/console/logout?csrf={csrf_of(client)}").status_code == 403
     assert is_logged_in(client)
 
@@ -345,7 +345,7 @@ def test_a_csrf_token_in_the_address_is_not_valid(client: httpx.Client) -> None:
         {"sec-fetch-site": "none"},
     ],
 )
-def test_a_form_of_another_site_changes_nothing(client: httpx.Client, headers: dict[str, str]) -> None:
+def test_a_form_of_another_site_changes_nothing(client: httpx2.Client, headers: dict[str, str]) -> None:
     answer = client.post("/console/logout", data={"csrf": csrf_of(client)}, headers=headers)
 
     assert answer.status_code == 403
@@ -361,7 +361,7 @@ def test_a_form_of_this_site_is_accepted(service: Service) -> None:
             assert answer.status_code == 303
 
 
-def test_events_go_on_refusing_browsers(client: httpx.Client, service: Service) -> None:
+def test_events_go_on_refusing_browsers(client: httpx2.Client, service: Service) -> None:
     """A page of the console is a page too: it cannot send events with the session of a person."""
     answer = client.post("/events", content=b'{"id": "evt-1"}', headers={"origin": service.url})
 
@@ -403,7 +403,7 @@ HOSTILE_TARGETS = [
 
 
 @pytest.mark.parametrize("to", HOSTILE_TARGETS)
-def test_the_login_leads_to_pages_of_the_console_only(client: httpx.Client, stranger: httpx.Client, to: str) -> None:
+def test_the_login_leads_to_pages_of_the_console_only(client: httpx2.Client, stranger: httpx2.Client, to: str) -> None:
     """A link with a hostile address leads to the first page, after the login and with a session."""
     after_login = stranger.post(LOGIN, data={"token": TOKEN, "user": "Ada", "next": to})
     with_session = client.get(LOGIN, params={"next": to})
@@ -416,7 +416,7 @@ def test_the_login_leads_to_pages_of_the_console_only(client: httpx.Client, stra
 @pytest.mark.parametrize(
     "query", ["a=b", "q=%2F%2Fevil.example", "q=a%0D%0Aset-cookie%3A+a%3Db", "q=%5C%5Cevil", "q=%E2%98%83&before=12"]
 )
-def test_a_shared_link_survives_the_login(stranger: httpx.Client, query: str) -> None:
+def test_a_shared_link_survives_the_login(stranger: httpx2.Client, query: str) -> None:
     """A browser withholds the cookie when a chat program opens the link. The page leads to the login within the site,
     and the login leads back to the link."""
     first = stranger.get(f"/console?{query}")
@@ -441,7 +441,7 @@ def test_a_shared_link_survives_the_login(stranger: httpx.Client, query: str) ->
     assert (again.status_code, again.headers["location"]) == (303, done.headers["location"])
 
 
-def test_a_page_without_a_session_says_nothing(stranger: httpx.Client) -> None:
+def test_a_page_without_a_session_says_nothing(stranger: httpx2.Client) -> None:
     """Without a session, a page that exists cannot be told from a page that does not."""
     assert stranger.get("/console/none").status_code == 401
     assert stranger.post("/console/none").status_code == 401
@@ -473,7 +473,7 @@ def test_only_static_files_are_served(service: Service, path: str) -> None:
     assert b"import " not in answer
 
 
-def test_static_files_need_no_session(stranger: httpx.Client) -> None:
+def test_static_files_need_no_session(stranger: httpx2.Client) -> None:
     types = {"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8"}
     for name, content_type in {**types, "icon.svg": "image/svg+xml"}.items():
         answer = stranger.get(static_url(name))
@@ -481,13 +481,13 @@ def test_static_files_need_no_session(stranger: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-def test_other_methods_are_refused(client: httpx.Client, method: str) -> None:
+def test_other_methods_are_refused(client: httpx2.Client, method: str) -> None:
     answer = client.request(method, "/console")
 
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_head_has_no_body(client: httpx.Client) -> None:
+def test_head_has_no_body(client: httpx2.Client) -> None:
     answer = client.head("/console")
 
     assert (answer.status_code, answer.content) == (200, b"")
@@ -497,7 +497,7 @@ def test_head_has_no_body(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "body", [b"\xff\xfe%ff%c0%80=%ff", b"csrf=%zz", b"=&&&=", b"\0\0", "csrf=\u2603".encode(), b"%" * 1000, b"{}"]
 )
-def test_a_broken_form_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_a_broken_form_is_refused(client: httpx2.Client, body: bytes) -> None:
     assert client.post("/console/logout", content=body).status_code == 403
     assert is_logged_in(client)
 
@@ -505,20 +505,20 @@ def test_a_broken_form_is_refused(client: httpx.Client, body: bytes) -> None:
 @pytest.mark.parametrize(
     "query", ["%ff%fe=%c0", "a=%zz", "before=%00", "q=" + quote("\udcff".encode("utf-8", "surrogatepass"))]
 )
-def test_a_broken_query_is_no_error(client: httpx.Client, query: str) -> None:
+def test_a_broken_query_is_no_error(client: httpx2.Client, query: str) -> None:
     assert client.get(f"/console?{query}").status_code in (200, 400)
 
 
-def test_a_huge_form_is_refused(client: httpx.Client) -> None:
+def test_a_huge_form_is_refused(client: httpx2.Client) -> None:
     token = csrf_of(client)
     assert client.post("/console/logout", data={"csrf": token, "x": "x" * 70_000}).status_code == 413
     assert client.post("/console/logout", data={"csrf": token, **{f"f{n}": "" for n in range(300)}}).status_code == 400
-    with httpx.Client(base_url=client.base_url, trust_env=False) as other:
+    with httpx2.Client(base_url=client.base_url, trust_env=False) as other:
         assert other.post(LOGIN, content=b"x" * 2_000_000).status_code == 413
     assert is_logged_in(client)
 
 
-def test_a_huge_address_is_refused(client: httpx.Client, stranger: httpx.Client) -> None:
+def test_a_huge_address_is_refused(client: httpx2.Client, stranger: httpx2.Client) -> None:
     assert client.get("/console?q=" + "x" * 7_900).status_code == 200
     assert client.get("/console?q=" + "x" * 8_000).status_code == 414
     assert client.get("/console/tail?q=" + "x" * 8_000).status_code == 414
@@ -568,7 +568,7 @@ def test_a_cookie_header_without_a_session_is_cheap() -> None:
     assert time.process_time() - began < 0.1
 
 
-def test_a_form_that_arrives_in_parts_is_read(client: httpx.Client) -> None:
+def test_a_form_that_arrives_in_parts_is_read(client: httpx2.Client) -> None:
     form = f"csrf={csrf_of(client)}".encode()
     answer = client.post("/console/logout", content=iter([form[:9], form[9:]]))
 
@@ -583,7 +583,7 @@ def test_the_metrics_address_has_no_console(tmp_path: Path) -> None:
     with Service(tmp_path, toml=toml, environ=ENVIRON) as service:
         found = re.search(r"Metrics are at (http://[^\s/]+)/metrics", service.welcome)
         assert found
-        with httpx.Client(base_url=found[1], trust_env=False) as client:
+        with httpx2.Client(base_url=found[1], trust_env=False) as client:
             for path in ("/console", LOGIN, "/console/tail", static_url("console.css")):
                 assert client.get(path).status_code == 404
                 assert client.post(path, data={"token": TOKEN, "user": "Ada"}).status_code == 404
@@ -609,7 +609,7 @@ def test_without_a_console(tmp_path: Path, options: tuple[str, ...], fact: str |
     with Service(tmp_path, *options) as service:
         lines = [line for line in service.welcome.splitlines() if "onsole" in line]
         url = service.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with httpx2.Client(base_url=url, trust_env=False) as client:
             assert {client.get(path).status_code for path in ("/console", LOGIN, "/console/tail")} == {404}
 
     assert lines == ([] if fact is None else [fact])
@@ -619,7 +619,7 @@ def test_without_a_console(tmp_path: Path, options: tuple[str, ...], fact: str |
 def test_a_public_address_with_a_token_has_a_console(tmp_path: Path) -> None:
     with Service(tmp_path, "--host", "0.0.0.0", "--signature", "none", environ=ENVIRON) as service:  # noqa: S104
         assert f"The console is at {service.url}/console.\nThe console has no TLS: " in service.welcome
-        with httpx.Client(base_url=service.url.replace("0.0.0.0", "127.0.0.1"), trust_env=False) as client:  # noqa: S104
+        with httpx2.Client(base_url=service.url.replace("0.0.0.0", "127.0.0.1"), trust_env=False) as client:  # noqa: S104
             assert client.get("/console").status_code == 401
 
 
@@ -711,7 +711,7 @@ def test_the_number_of_streams_is_limited(tmp_path: Path) -> None:
         until(lambda: _status_of_stream(client) == 200)
 
 
-def _status_of_stream(client: httpx.Client) -> int:
+def _status_of_stream(client: httpx2.Client) -> int:
     with client.stream("GET", "/console/tail") as tail:
         return tail.status_code
 
@@ -759,7 +759,7 @@ def test_a_slow_page_does_not_stop_the_tails(tmp_path: Path, monkeypatch: pytest
     assert any(b"event: rows" in each for each in sent)
 
 
-def test_events_are_accepted_beside_an_open_stream(service: Service, client: httpx.Client) -> None:
+def test_events_are_accepted_beside_an_open_stream(service: Service, client: httpx2.Client) -> None:
     with client.stream("GET", "/console/tail") as tail:
         assert tail.status_code == 200
         assert service.post({"id": "evt-2"}).status_code == 200

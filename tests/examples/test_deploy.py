@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -102,11 +102,11 @@ class Deployed:
         return (self.folder / "output").read_text()
 
     def get(self, path: str, port: int | None = None) -> int:
-        return httpx.get(f"http://127.0.0.1:{port or self.port}{path}", trust_env=False).status_code
+        return httpx2.get(f"http://127.0.0.1:{port or self.port}{path}", trust_env=False).status_code
 
     def post(self, body: bytes) -> str:
         url = f"http://127.0.0.1:{self.port}/events/genesys"
-        status: str = httpx.post(url, content=body, headers=signed(body), trust_env=False).json()["status"]
+        status: str = httpx2.post(url, content=body, headers=signed(body), trust_env=False).json()["status"]
         return status
 
     def connect(self) -> socket.socket:
@@ -256,7 +256,7 @@ PROXIES = [nginx, *([caddy] if shutil.which("caddy") else [])]
 @pytest.fixture(params=PROXIES, ids=[each.__name__ for each in PROXIES])
 def proxied(
     deployed: Deployed, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., httpx.Client]]:
+) -> Iterator[Callable[..., httpx2.Client]]:
     """Clients of the proxy. A client may send from another address of this machine."""
     folder, port = tmp_path_factory.mktemp("proxy"), free_port()
     _, context = certificate(folder)
@@ -264,15 +264,15 @@ def proxied(
     process = ServerProcess(request.param(folder, deployed.port, port), folder, environment)
     clients = []
 
-    def client(address: str = "127.0.0.1") -> httpx.Client:
-        transport = httpx.HTTPTransport(verify=context, local_address=address)
-        clients.append(httpx.Client(base_url=f"https://127.0.0.1:{port}", transport=transport, timeout=20))
+    def client(address: str = "127.0.0.1") -> httpx2.Client:
+        transport = httpx2.HTTPTransport(verify=context, local_address=address)
+        clients.append(httpx2.Client(base_url=f"https://127.0.0.1:{port}", transport=transport, timeout=20))
         return clients[-1]
 
     def answers() -> bool:
         try:
             return client().get("/").status_code == 404
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return False
 
     until(lambda: answers() or not process.running, "the proxy")
@@ -283,7 +283,7 @@ def proxied(
     process.stop()
 
 
-def test_a_message_through_the_proxy(deployed: Deployed, proxied: Callable[..., httpx.Client]) -> None:
+def test_a_message_through_the_proxy(deployed: Deployed, proxied: Callable[..., httpx2.Client]) -> None:
     """Signed messages arrive unchanged and run once; the largest body passes, and a larger one gets 413."""
     client, limit = proxied(), SETTINGS["serve.max_body"].default
     for text in ("hello", "caf\u00e9 \u2603", "x" * (limit - 400)):
@@ -294,14 +294,14 @@ def test_a_message_through_the_proxy(deployed: Deployed, proxied: Callable[..., 
     assert client.post("/events/genesys", content=large, headers=signed(large)).status_code == 413
 
 
-def test_what_is_public(proxied: Callable[..., httpx.Client]) -> None:
+def test_what_is_public(proxied: Callable[..., httpx2.Client]) -> None:
     """Only the routes for events can be reached through the proxy."""
     for path in ("/metrics", "/readyz", "/healthz", "/openapi.json", "/", "/eventsx", "/events/../metrics"):
         assert proxied().get(path).status_code == 404, path
     assert proxied().post("/events/genesys", content=b"{}").status_code == 401
 
 
-def test_the_address_of_the_sender(deployed: Deployed, proxied: Callable[..., httpx.Client]) -> None:
+def test_the_address_of_the_sender(deployed: Deployed, proxied: Callable[..., httpx2.Client]) -> None:
     """The log has the address that connected to the proxy, not an address that the sender claims to have."""
     forged = {"X-Forwarded-For": "203.0.113.9"}
     assert proxied("127.0.0.2").post("/events/genesys", content=b"{}", headers=forged).status_code == 401
@@ -309,7 +309,7 @@ def test_the_address_of_the_sender(deployed: Deployed, proxied: Callable[..., ht
     assert "203.0.113.9" not in deployed.log()
 
 
-def test_the_service_is_away(deployed: Deployed, proxied: Callable[..., httpx.Client]) -> None:
+def test_the_service_is_away(deployed: Deployed, proxied: Callable[..., httpx2.Client]) -> None:
     """While the service hangs or is stopped, the proxy answers with a 5xx before the sender stops waiting."""
     body = message(1)
     assert proxied().post("/events/genesys", content=body, headers=signed(body)).status_code == 200
@@ -351,7 +351,7 @@ def test_two_processes(tmp_path_factory: pytest.TempPathFactory, request: pytest
     (folder / "nginx.conf").write_text(text.replace(first, f"{first} server 127.0.0.1:{two.port};"))
     process = ServerProcess(command, folder)
     request.addfinalizer(process.stop)
-    with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=context, trust_env=False) as client:
+    with httpx2.Client(base_url=f"https://127.0.0.1:{port}", verify=context, trust_env=False) as client:
         until(lambda: _is_up(client), "the proxy")
 
         def send(number: int) -> str:
@@ -365,10 +365,10 @@ def test_two_processes(tmp_path_factory: pytest.TempPathFactory, request: pytest
         assert [send(number) for number in range(8)] == ["duplicate"] * 4 + ["accepted"] * 4
 
 
-def _is_up(client: httpx.Client) -> bool:
+def _is_up(client: httpx2.Client) -> bool:
     try:
         return client.get("/").status_code == 404
-    except httpx.TransportError:
+    except httpx2.TransportError:
         return False
 
 

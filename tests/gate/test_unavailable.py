@@ -13,6 +13,7 @@ from typing import Any
 
 import botocore.session
 import httpx
+import httpx2
 import pytest
 import requests
 from botocore.config import Config
@@ -68,6 +69,10 @@ def by_httpx(url: str) -> Any:
     httpx.get(url, timeout=0.3, trust_env=False).raise_for_status()
 
 
+def by_httpx2(url: str) -> Any:
+    httpx2.get(url, timeout=0.3, trust_env=False).raise_for_status()
+
+
 def by_botocore(url: str) -> Any:
     once = Config(retries={"total_max_attempts": 1}, connect_timeout=0.3, read_timeout=0.3)
     account = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
@@ -93,7 +98,7 @@ def caught(call: Callable[[str], Any], url: str) -> Exception:
     return found.value
 
 
-@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx, by_botocore])
+@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx, by_httpx2, by_botocore])
 def test_client_without_an_answer(call: Callable[[str], Any]) -> None:
     """A refused connection and a timeout are unavailability, with every HTTP client."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
@@ -102,7 +107,7 @@ def test_client_without_an_answer(call: Callable[[str], Any]) -> None:
     assert is_unavailable(caught(call, url))
 
 
-@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx])
+@pytest.mark.parametrize("call", [by_urllib, by_requests, by_httpx, by_httpx2])
 def test_client_with_an_error(call: Callable[[str], Any]) -> None:
     """429 and 5xx are unavailability, other errors are not."""
     with HTTPServer(("127.0.0.1", 0), Answering) as server:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 from standardwebhooks import Webhook
 
 from oncegate import Gate
@@ -28,26 +28,26 @@ class CountingStore(MemoryStore):
         return super().__getattribute__(name)
 
 
-def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+def post(app: App, path: str, body: bytes, headers: dict[str, str] | None = None) -> httpx2.Response:
     (answer,) = posted(app, [(path, body, headers or {})])
     return answer
 
 
-def posted(app: App, requests: list[tuple[str, bytes, dict[str, str]]]) -> list[httpx.Response]:
+def posted(app: App, requests: list[tuple[str, bytes, dict[str, str]]]) -> list[httpx2.Response]:
     """Send the requests one after the other, in one event loop."""
 
-    async def main() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+    async def main() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             return [await client.post(path, content=body, headers=headers) for path, body, headers in requests]
 
     return asyncio.run(main())
 
 
-def get(app: App, path: str) -> httpx.Response:
-    async def main() -> httpx.Response:
-        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+def get(app: App, path: str) -> httpx2.Response:
+    async def main() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.get(path)
 
     return asyncio.run(main())

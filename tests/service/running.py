@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
+import httpx2
 
 INLINE = ("--max-attempts", "2", "--serve-mode", "inline")
 NO_VARIABLES: Mapping[str, str] = {}
@@ -76,7 +76,7 @@ class Service:
         found = re.search(r"https?://[^\s/]+", self.welcome)
         assert found, self.welcome
         self.url = found[0]
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False, verify=verify)
+        self.client = httpx2.Client(base_url=self.url, timeout=30, trust_env=False, verify=verify)
 
     def __enter__(self) -> "Service":
         return self
@@ -104,7 +104,7 @@ class Service:
             connection.sendall(sent)
             return receive_all(connection)
 
-    def post(self, body: Any, path: str = "/events", **options: Any) -> httpx.Response:
+    def post(self, body: Any, path: str = "/events", **options: Any) -> httpx2.Response:
         content = body if isinstance(body, bytes | str) else json.dumps(body)
         return self.client.post(path, content=content, **options)
 

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate import Gate, open_store
@@ -114,7 +114,7 @@ def test_sigterm(service: Service) -> None:
 def test_in_flight_limit(tmp_path: Path) -> None:
     """At the in-flight limit, further requests get 503 at once; those in flight are answered."""
     with Service(tmp_path, "--serve-mode", "inline", "--max-in-hand", "2") as service:
-        answers: list[httpx.Response] = []
+        answers: list[httpx2.Response] = []
 
         def send(number: int) -> None:
             answers.append(service.post({"id": number, "do": "wait"}))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate import Event, Gate, open_store
@@ -126,7 +126,7 @@ def test_handler_calls_sys_exit(service: Service) -> None:
 
 def test_concurrent_duplicates(service: Service) -> None:
     """Concurrent duplicates cause one handler run; those with 503 are duplicates when they are sent again."""
-    with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as client:
+    with httpx2.Client(base_url=service.url, timeout=30, trust_env=False) as client:
         answers: list[int] = []
 
         def send() -> None:
@@ -184,10 +184,10 @@ class TestReadiness:
         gate = Gate("memory://")
         app = app_of(gate)
 
-        async def main() -> httpx.Response:
+        async def main() -> httpx2.Response:
             await app._run_route(BrokenRoute("default", app._routes["/events"].admission, Metrics()), asyncio.Event())
-            transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            transport = httpx2.ASGITransport(app)  # type: ignore[arg-type]
+            async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.get("/healthz")
 
         assert asyncio.run(main()).status_code == 503

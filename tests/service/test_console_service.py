@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate import Gate
@@ -27,7 +27,7 @@ TOKEN = "a token for tests, long enough"  # noqa: S105
 class Console(NamedTuple):
     """A running console. `message` is its start message."""
 
-    client: httpx.Client
+    client: httpx2.Client
     message: str
     process: subprocess.Popen[bytes]
 
@@ -42,7 +42,7 @@ def console(folder: Path, *options: str, **environ: str) -> Iterator[Console]:
         message = json.loads((folder / "errors").read_text())["message"]
         found = re.search(r"http://[^\s/]+", message)
         assert found, message
-        with httpx.Client(base_url=found[0], timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=found[0], timeout=30, trust_env=False) as client:
             yield Console(client, message, process)
         process.terminate()
         assert process.wait(30) == 0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate.service import protocol as module
@@ -30,7 +30,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def many(service: Service) -> Iterator[ExitStack]:
     """Keeps the connections of a test open until its end."""
     service.client.close()
-    service.client = httpx.Client(base_url=service.url, timeout=30, trust_env=False)
+    service.client = httpx2.Client(base_url=service.url, timeout=30, trust_env=False)
     with ExitStack() as stack:
         yield stack
 
@@ -57,7 +57,7 @@ def is_open(connection: socket.socket) -> bool:
 
 def post_on_new_connection(service: Service, event_id: str) -> int:
     """The response code to an event on a new connection."""
-    return httpx.post(f"{service.url}/events", json={"id": event_id}, trust_env=False).status_code
+    return httpx2.post(f"{service.url}/events", json={"id": event_id}, trust_env=False).status_code
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_longest_idle_is_closed_first(service: Service, many: ExitStack) -> None
 
 def test_requests_in_flight_keep_their_connection(service: Service, many: ExitStack) -> None:
     """A request in flight keeps its connection, no matter how many others are opened."""
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     (service.folder / "go").unlink(missing_ok=True)
     waiting = threading.Thread(target=lambda: answers.append(service.post({"id": "in-hand", "do": "wait"})))
     waiting.start()

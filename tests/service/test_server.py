@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate.service.server import max_connections
@@ -34,8 +34,8 @@ def test_versions(secure: Service, tmp_path: Path) -> None:
     assert secure.post({"id": 1}).status_code == 200
     spoken = {version: _speaks(secure, tmp_path, version) for version in ssl.TLSVersion if version > 0}
     assert {version.name for version, it_does in spoken.items() if it_does} == {"TLSv1_2", "TLSv1_3"}
-    with pytest.raises(httpx.RemoteProtocolError):
-        httpx.get(secure.url.replace("https", "http") + "/healthz", trust_env=False)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        httpx2.get(secure.url.replace("https", "http") + "/healthz", trust_env=False)
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate: apt install openssl")
@@ -53,7 +53,7 @@ def test_slow_handshakes_and_idle_connections(secure: Service, tmp_path: Path) -
             plain = stack.enter_context(secure.connect())
             stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
             if number % 5 == 4:
-                assert httpx.get(secure.url + "/healthz", verify=context, trust_env=False).status_code == 200
+                assert httpx2.get(secure.url + "/healthz", verify=context, trust_env=False).status_code == 200
     assert secure.post({"id": 1}).status_code == 200
     assert "more than 5 connections" in secure.stderr()
 
@@ -107,7 +107,7 @@ def check_during_handshakes(folder: Path, count: int, start: bytes, good: int, f
             codes: Counter[int] = Counter()
             while not attack.all_sent.is_set() or codes.total() < good:
                 url = f"{service.url}/events"
-                answer = httpx.post(url, json={"id": codes.total()}, verify=trusting, trust_env=False, timeout=30)
+                answer = httpx2.post(url, json={"id": codes.total()}, verify=trusting, trust_env=False, timeout=30)
                 codes[answer.status_code] += 1
             assert set(codes) == {200}
         assert resident(service) < 150

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate import __version__, open_store
@@ -144,7 +144,7 @@ class TestLifecycle:
         service = Service(tmp_path, *INLINE, unread=(reads, writes))
         with service, os.fdopen(reads), os.fdopen(writes, "w"):
             assert {service.post({"id": number, "do": "fail"}).status_code for number in range(20)} == {503}
-            answers: list[httpx.Response] = []
+            answers: list[httpx2.Response] = []
             waiting = threading.Thread(target=lambda: answers.append(service.post({"id": "last", "do": "wait"})))
             waiting.start()
             until(lambda: "last" in service.effects())
@@ -157,7 +157,7 @@ class TestLifecycle:
 
     def test_sigterm_finishes_requests_in_flight(self, service: Service) -> None:
         """On SIGTERM a request in flight is finished and answered."""
-        answers: list[httpx.Response] = []
+        answers: list[httpx2.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(service.post({"id": 1, "do": "wait"})))
         waiting.start()
         until(lambda: service.effects() == ["1"])
@@ -260,7 +260,7 @@ def _redrive_all(service: Service) -> None:
 
 
 def _post_and_lose(service: Service, body: Any) -> None:
-    with suppress(httpx.HTTPError):
+    with suppress(httpx2.HTTPError):
         service.post(body)
 
 

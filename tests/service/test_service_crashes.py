@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate import open_store
@@ -52,7 +52,7 @@ class Storm:
             thread.join()
 
     def _send(self, sender: int) -> None:
-        with httpx.Client(timeout=10, trust_env=False) as client:
+        with httpx2.Client(timeout=10, trust_env=False) as client:
             for name in (f"{sender}-{number}" for number in count()):
                 if self._over.is_set():
                     return
@@ -60,10 +60,10 @@ class Storm:
                     time.sleep(0.02)
                 self.acked.append(name)
 
-    def _post(self, client: httpx.Client, name: str) -> int:
+    def _post(self, client: httpx2.Client, name: str) -> int:
         try:
             code = client.post(f"{self._url()}/events", json={"id": name}).status_code
-        except httpx.HTTPError:
+        except httpx2.HTTPError:
             return 0
         self.codes.add(code)
         return code
@@ -111,7 +111,7 @@ def test_in_flight_events_run_again_soon(tmp_path: Path, mode: str) -> None:
         sent = sender.submit(first.post, body)
         until(lambda: first.effects() == ["slow"])
         first.process.kill()
-        with suppress(httpx.HTTPError):
+        with suppress(httpx2.HTTPError):
             sent.result()
     first.close()
     (tmp_path / "go").touch()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.service.running import Service, until
@@ -30,7 +30,7 @@ def locked(service: Service) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-def timed(service: Service, path: str, body: bytes | None = None) -> tuple[httpx.Response, float]:
+def timed(service: Service, path: str, body: bytes | None = None) -> tuple[httpx2.Response, float]:
     """The answer, and how long it took."""
     start = time.monotonic()
     answer = service.client.request("GET" if body is None else "POST", path, content=body)
@@ -45,7 +45,7 @@ def test_requests_get_503(service: Service) -> None:
     bodies = [b'{"id": %d}' % number for number in range(6)]
     bodies[3] = b"[%s]" % b",".join(b'{"id": "many-%d"}' % number for number in range(600))
 
-    def send(body: bytes) -> tuple[httpx.Response, float]:
+    def send(body: bytes) -> tuple[httpx2.Response, float]:
         time.sleep(bodies.index(body) * 0.25)
         return timed(service, "/events", body)
 
@@ -66,7 +66,7 @@ def test_readiness_and_metrics(service: Service) -> None:
     service.post({"id": "first", "do": "wait"})
     with locked(service), ThreadPoolExecutor(1) as senders:
         until(lambda: service.client.get("/readyz").status_code == 503)
-        sent = senders.submit(httpx.post, f"{service.url}/events", json={"id": 2}, timeout=30, trust_env=False)
+        sent = senders.submit(httpx2.post, f"{service.url}/events", json={"id": 2}, timeout=30, trust_env=False)
         asked = [timed(service, path) for path in ("/readyz", "/metrics", "/healthz") * 2]
         assert [answer.status_code for answer, _ in asked] == [503, 200, 200] * 2
         assert max(seconds for _, seconds in asked) < 1.5

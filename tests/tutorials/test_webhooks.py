@@ -12,7 +12,7 @@ from threading import Barrier, local
 from types import ModuleType
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 
@@ -102,7 +102,7 @@ def service(postgres: PostgresServer, tmp_path: Path) -> Iterator[Service]:
         yield running
 
 
-def sent(service: Service, body: Any, secret: str = SECRET, **headers: str) -> httpx.Response:
+def sent(service: Service, body: Any, secret: str = SECRET, **headers: str) -> httpx2.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     signature = hmac.digest(secret.encode(), content, hashlib.sha256).hex()
     return service.post(content.decode(), "/events/crm", headers={"X-Signature": f"sha256={signature}", **headers})

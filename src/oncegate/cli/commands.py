@@ -52,6 +52,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Forward": ("forward_",),
     "Fields of plain events": ("read_",),
+    "Genesys Cloud": ("genesys_",),
     "AWS parts": (
         *("name", "table", "queue", "function", "rule", "bus", "partner_source", "pattern"),
         *("message_retention", "max_receives", "region", "endpoint"),

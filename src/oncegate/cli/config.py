@@ -15,6 +15,7 @@ from oncegate.cli.serve import check_tracing, check_unsigned_host, handler_of
 from oncegate.cli.work import WORKER_OPTIONS, check_work_option
 from oncegate.console.tokens import configured_tokens
 from oncegate.errors import MissingExtra, SettingError
+from oncegate.genesys.regions import configured_place
 from oncegate.service.config import check_keys, check_mode, metrics_verifier, proxies_of, tls_of, verifier_for
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of
@@ -44,6 +45,8 @@ _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     proxies_of: ["serve.proxies"],
     metrics_verifier: ["serve.metrics_token_env", "serve.metrics_token_file"],
     configured_tokens: ["console.token_env", "console.token_file"],
+    configured_place: ["genesys.region", "genesys.endpoint"],
+    partial(secrets_of, named="genesys.secret"): ["genesys.secret_env", "genesys.secret_file"],
     Settings.check_store: ["store"],
     Settings.recorder: ["store", "journal", "journal_payloads", "journal_max_age", "journal_max_size"],
     check_mode: ["store", "mode", "serve.mode"],

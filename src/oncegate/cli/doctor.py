@@ -1,6 +1,6 @@
 """`oncegate doctor`: check a deployment, its store and the settings."""
 
-from typing import Final
+from typing import Any, Final
 
 import click
 from msgspec.structs import asdict, replace
@@ -65,15 +65,25 @@ def doctor(settings: Settings, region: str | None, endpoint: str | None, output:
     Each finding says what was found, why it matters and how to fix it. Nothing is changed. If no part of a deployment
     is named, only the settings and their store are checked. The rules are listed in docs/doctor.md.
     """
+    fields, code = examine_deployment(settings, parts, region, endpoint, is_shown=output == "text")
+    if output == "json":
+        show_json(fields)
+    return code
+
+
+def examine_deployment(
+    settings: Settings, parts: dict[str, str | None], region: str | None, endpoint: str | None, *, is_shown: bool
+) -> tuple[dict[str, Any], int]:
+    """Check a deployment. Returns the findings as fields, and the exit code. If `is_shown` is true, they are printed as
+    text."""
     facts = _with_deployment(_facts_of_settings(settings, parts), settings, parts, region, endpoint)
     found = check(facts)
-    if output == "json":
-        findings = [{"rule": rule, **asdict(finding)} for rule, finding in found]
-        fields = {"identity": facts.identity, "region": facts.region, "findings": findings}
-        show_json(fields | {"rules": len(RULES), "unasked": unchecked(facts)})
-    else:
+    if is_shown:
         _show(facts, found)
-    return _CODES.get(found[0][1].severity, exit_codes.OK) if found else exit_codes.OK
+    findings = [{"rule": rule, **asdict(finding)} for rule, finding in found]
+    fields = {"identity": facts.identity, "region": facts.region, "findings": findings}
+    code = _CODES.get(found[0][1].severity, exit_codes.OK) if found else exit_codes.OK
+    return fields | {"rules": len(RULES), "unasked": unchecked(facts)}, code
 
 
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,7 +37,7 @@ from oncegate.gate.observers import write_line
 from oncegate.gate.outcome import STATUSES, Kind
 from oncegate.inspection.explanations import Explainers
 from oncegate.inspection.stories import Stories, find_events
-from oncegate.journal import AUTO, OPERATOR, Journal, Row, RowFilter
+from oncegate.journal import AUTO, GAP, OPERATOR, Journal, Row, RowFilter
 from oncegate.journal.base import all_rows, row_with_details, rows_after
 from oncegate.journal.operators import OperatorKind
 from oncegate.journal.rows import ID_BITS
@@ -109,7 +109,7 @@ def _row_filter(command: Callable[..., Any]) -> Callable[..., Any]:
         where = RowFilter(place, namespace_of(settings), None, type_, status, kind, since, until, id_, entity)
         return command(settings=settings, where=where, **given)
 
-    statuses = click.Choice([*STATUSES, OPERATOR])
+    statuses = click.Choice([*STATUSES, OPERATOR, GAP])
     kinds = click.Choice(list(dict.fromkeys([*get_args(Kind), *get_args(OperatorKind)])))
     for option in (
         click.option("--route", "place", metavar="NAME", help="Only rows of this route or queue."),

@@ -23,7 +23,7 @@ MEANINGS: Final = {
     QUEUE: "the queue cannot be used",
     NOT_ONCE: "verify: events did not take effect exactly once",
     ALREADY_PROCESSED: "verify: the store had already processed this traffic",
-    ERRORS_FOUND: "doctor: errors found",
-    WARNINGS_FOUND: "doctor: warnings found",
+    ERRORS_FOUND: "doctor, genesys check: errors found",
+    WARNINGS_FOUND: "doctor, genesys check: warnings found",
     INTERRUPTED: "interrupted",
 }

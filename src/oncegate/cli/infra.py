@@ -12,7 +12,7 @@ from oncegate.cli.options import output_option
 from oncegate.durations import microseconds
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.files import read_file
-from oncegate.infra.wanted import GENESYS, Function, Wanted, checked, misses_partner, pattern_of
+from oncegate.infra.wanted import DEFAULT_BUS, GENESYS, Function, Wanted, checked, misses_partner, pattern_of
 
 _Command = Callable[..., Any]
 
@@ -47,21 +47,25 @@ def infra() -> None:
     """
 
 
-_NAME_OPTION = click.option("--name", required=True, metavar="NAME", help="The prefix of the names of all parts.")
-_PLACE_OPTIONS = (
+NAME_OPTION = click.option("--name", required=True, metavar="NAME", help="The prefix of the names of all parts.")
+PLACE_OPTIONS = (
     click.option("--region", metavar="REGION", help="The AWS region.  [default: from the environment]"),
     click.option("--endpoint", metavar="URL", help="The address of an AWS emulator."),
 )
-_PART_OPTIONS = (
+TARGET_OPTIONS = (
     click.option("--table/--no-table", default=True, help="The DynamoDB table for claims.  [default: table]"),
     click.option(
         "--queue/--no-queue",
         default=None,
         help="An SQS queue for events.  [default: queue, but no-queue with a function]",
     ),
+)
+_BUS_OPTIONS = (
     click.option("--rule/--no-rule", default=True, help="The EventBridge rule.  [default: rule]"),
     click.option("--bus", default="default", show_default=True, metavar="NAME", help="The event bus of the rule."),
     click.option("--partner-source", metavar="NAME", help="A partner event source. It is associated if it is pending."),
+)
+RULE_OPTIONS = (
     click.option(
         "--pattern",
         metavar="FILE|JSON",
@@ -121,7 +125,7 @@ _PART_OPTIONS = (
 )
 
 
-def _with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+def with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
@@ -139,7 +143,7 @@ def _with_options(*options: Callable[[_Command], _Command]) -> Callable[[_Comman
     ),
     reads_settings=False,
 )
-@_with_options(_NAME_OPTION, *_PART_OPTIONS, *_PLACE_OPTIONS)
+@with_options(NAME_OPTION, *TARGET_OPTIONS, *_BUS_OPTIONS, *RULE_OPTIONS, *PLACE_OPTIONS)
 @click.option("--prune", is_flag=True, help="Delete parts of an earlier run that these options do not include.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation before deleting.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
@@ -153,7 +157,7 @@ def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, *
         raise click.UsageError("--lambda-handler needs the package of the function; add --lambda-zip FILE")
     if yes and not prune:
         raise click.UsageError("--yes has an effect only with --prune; remove it, or add --prune")
-    wanted = _wanted(given)
+    wanted = wanted_of(given)
     _actions().up(wanted, region, prune=prune, yes=yes, dry_run=dry_run, output=output)
     _warn_about_default_bus(wanted)
 
@@ -163,7 +167,7 @@ def up(region: str | None, prune: bool, yes: bool, dry_run: bool, output: str, *
     examples=("oncegate infra down --name crm --dry-run", "oncegate infra down --name crm --keep-table --yes"),
     reads_settings=False,
 )
-@_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
+@with_options(NAME_OPTION, *PLACE_OPTIONS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--keep-table", is_flag=True, help="Keep the table with its records.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
@@ -178,7 +182,7 @@ def down(name: str, region: str | None, endpoint: str | None, yes: bool, keep_ta
     examples=("oncegate infra show --name crm", "oncegate infra show --name crm --region eu-central-1 --output json"),
     reads_settings=False,
 )
-@_with_options(_NAME_OPTION, *_PLACE_OPTIONS)
+@with_options(NAME_OPTION, *PLACE_OPTIONS)
 @output_option
 def show(name: str, region: str | None, endpoint: str | None, output: str) -> None:
     """List the existing parts and their addresses."""
@@ -191,14 +195,14 @@ def show(name: str, region: str | None, endpoint: str | None, output: str) -> No
     examples=("oncegate infra template --name crm > crm.json", "oncegate infra template --name crm --policy"),
     reads_settings=False,
 )
-@_with_options(_NAME_OPTION, *_PART_OPTIONS)
+@with_options(NAME_OPTION, *TARGET_OPTIONS, *_BUS_OPTIONS, *RULE_OPTIONS)
 @click.option("--policy", is_flag=True, help="Print the IAM policy that a consumer needs.")
 def template(policy: bool, **given: Any) -> None:
     """Print the parts as a CloudFormation template.
 
     No request is sent to AWS, but Oncegate must be installed with the pip extra `aws`.
     """
-    wanted = _wanted(given, policy=policy)
+    wanted = wanted_of(given, policy=policy)
     _actions().template(wanted, policy=policy)
     if not policy:
         _warn_about_default_bus(wanted)
@@ -208,25 +212,31 @@ def _actions() -> Any:
     try:
         from oncegate.cli import infra_actions
     except ImportError as error:
-        missing = str(error.name).partition(".")[0]
-        raise MissingExtra(f"oncegate infra ({missing} is not installed)", "aws") from error
+        raise missing_extra("oncegate infra", "aws", error) from error
     return infra_actions
 
 
-def _wanted(given: dict[str, Any], *, policy: bool = False) -> Wanted:
+def missing_extra(command: str, extra: str, error: ImportError) -> MissingExtra:
+    missing = str(error.name).partition(".")[0]
+    return MissingExtra(f"{command} ({missing} is not installed)", extra)
+
+
+def wanted_of(given: dict[str, Any], *, policy: bool = False) -> Wanted:
+    """The deployment that the options describe. A command that has no options for the bus always creates a rule."""
     function = _function(given) if given["lambda_zip"] or given["lambda_handler"] else None
     queue = given["queue"] if given["queue"] is not None else function is None
     has_function = function is not None
-    parts = {"a function": has_function, "a queue": queue, "a rule": given["rule"]}
+    rule = given.get("rule", True)
+    parts = {"a function": has_function, "a queue": queue, "a rule": rule}
     _refuse_unused_options(parts | {"a function or --policy": has_function or policy})
     return checked(
         Wanted(
             name=given["name"],
             table=given["table"],
             queue=queue,
-            rule=given["rule"],
-            bus=given["bus"],
-            partner_source=given["partner_source"],
+            rule=rule,
+            bus=given.get("bus", DEFAULT_BUS),
+            partner_source=given.get("partner_source"),
             pattern=_pattern(given["pattern"]),
             function=function,
             publish=given["publish"],

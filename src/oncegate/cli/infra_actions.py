@@ -1,62 +1,41 @@
 """The actions of `oncegate infra`. They are separate from `cli/infra.py` because they need the extra `aws`."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
 from oncegate.aws.cloud import Cloud
-from oncegate.cli.options import confirm
 from oncegate.cli.output import Progress, print_text, show_facts, show_json, show_plain_table
+from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
 from oncegate.durations import times
 from oncegate.infra.design import Design, Placement
-from oncegate.infra.plan import Step, carry_out, existing_parts, plan, plan_leftovers, plan_removal, possible_parts
+from oncegate.infra.plan import aws_platform, plan_leftovers, possible_parts
+from oncegate.infra.platform import Step
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
-_DONE = {"create": "created", "change": "changed", "keep": "kept", "delete": "deleted", "leave": "left"}
-_WIDTH = max(map(len, _DONE.values()))
-_KIND_WIDTH = len("permission")
-_HEADERS = ("plan", "part", "name", "why")
-
 
 def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: bool, output: str) -> None:
-    with _connect(region, wanted.endpoint) as (cloud, place, progress):
-        design = Design(wanted, place)
-        steps = [*plan(cloud, design.parts()), *plan_leftovers(cloud, design, prune=prune)]
+    with connect(region, wanted.endpoint) as (cloud, place, progress):
+        design, platform = Design(wanted, place), aws_platform(cloud)
+        steps = [*platform.plan(design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
-            _show_plan(steps, output)
+            show_plan(steps, output)
             _print_kept(steps, output)
             return
         deletions = [step for step in steps if step.action == "delete"]
         if deletions and not yes:
             if output == "text":
-                _show_plan(deletions, output)
-            _confirm_deletion(len(deletions), place)
-        for step in steps:
-            carry_out(cloud, step)
-            progress.clear()
-            if output == "text":
-                _print_done(step)
+                show_plan(deletions, output)
+            confirm_deletion(len(deletions), place_text(place))
+        carry_out_all([(platform, step) for step in steps], progress, output)
     if output == "json":
-        show_json({"parts": [_fields(step) for step in steps], **_addresses(design)})
+        show_json({"parts": [step_fields(step) for step in steps], **addresses(design)})
         return
     print_text("")
-    print_text(_summary(steps))
+    print_text(summary(steps))
     _print_kept(steps, output)
-    show_facts(_addresses(design))
-
-
-def _summary(steps: list[Step]) -> str:
-    changed, deleted = (
-        sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",))
-    )
-    if not changed and not deleted:
-        return "Nothing was changed: all parts match the options."
-    summary = f"{times(changed, 'part')} created or changed"
-    return f"{summary}, {deleted} deleted." if deleted else f"{summary}."
+    show_facts(addresses(design))
 
 
 def _print_kept(steps: list[Step], output: str) -> None:
@@ -69,36 +48,30 @@ def _print_kept(steps: list[Step], output: str) -> None:
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
-    with _connect(region, endpoint) as (cloud, place, progress):
-        steps = plan_removal(existing_parts(cloud, possible_parts(cloud, name, place)))
+    with connect(region, endpoint) as (cloud, place, progress):
+        platform = aws_platform(cloud)
+        steps = platform.plan_removal(platform.existing_parts(possible_parts(cloud, name, place)))
         steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
         deletions = [step for step in steps if step.action == "delete"]
         if steps:
-            _show_plan(steps, "text")
+            show_plan(steps, "text")
         if not deletions:
             print_text(f"Nothing to delete: oncegate infra created no parts with the name {name} in {place.region}.")
             return
         if dry_run:
             return
         if not yes:
-            _confirm_deletion(len(deletions), place)
-        for step in deletions:
-            carry_out(cloud, step)
-            progress.clear()
-            _print_done(step)
+            confirm_deletion(len(deletions), place_text(place))
+        carry_out_all([(platform, step) for step in deletions], progress)
 
 
-def _confirm_deletion(count: int, place: Placement) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(
-            "cannot ask for confirmation because stdin is not a terminal; check the list, and add --yes to delete"
-        )
-    confirm(f"Delete {times(count, 'part')} in account {place.account}, {place.region}? Their data will be lost.")
+def place_text(place: Placement) -> str:
+    return f"account {place.account}, {place.region}"
 
 
 def show(name: str, region: str | None, endpoint: str | None, *, output: str) -> None:
-    with _connect(region, endpoint) as (cloud, place, _progress):
-        found = list(existing_parts(cloud, possible_parts(cloud, name, place)))
+    with connect(region, endpoint) as (cloud, place, _progress):
+        found = list(aws_platform(cloud).existing_parts(possible_parts(cloud, name, place)))
     rows: list[dict[str, Any]] = [
         {
             "part": part.kind,
@@ -132,7 +105,7 @@ def template(wanted: Wanted, *, policy: bool) -> None:
 
 
 @contextmanager
-def _connect(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
+def connect(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, Placement, Progress]]:
     """Connect to AWS. Yields a client, its account and region, and a progress line for slow requests."""
     with Progress() as progress:
         cloud = Cloud(region, endpoint, lambda what: progress.show(f"waiting for {what} …"))
@@ -143,25 +116,7 @@ def _connect(region: str | None, endpoint: str | None) -> Iterator[tuple[Cloud, 
             cloud.close()
 
 
-def _show_plan(steps: list[Step], output: str) -> None:
-    if output == "json":
-        show_json({"parts": [_fields(step) for step in steps]})
-        return
-    rows = [(step.action, step.part.kind, step.part.name, step.why or None) for step in steps]
-    show_plain_table(_HEADERS, rows)
-
-
-def _print_done(step: Step) -> None:
-    why = f"  ({step.why})" if step.why else ""
-    print_text(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(_KIND_WIDTH)}  {step.part.name}{why}")
-
-
-def _fields(step: Step) -> dict[str, str]:
-    part = step.part
-    return {"action": step.action, "part": part.kind, "name": part.name, "arn": part.arn, "why": step.why}
-
-
-def _addresses(design: Design) -> dict[str, str]:
+def addresses(design: Design) -> dict[str, str]:
     """The addresses that the next steps need."""
     wanted = design.wanted
     found = {"store": design.store_url} if wanted.table else {}

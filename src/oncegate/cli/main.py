@@ -15,6 +15,7 @@ from oncegate.cli.doctor import doctor
 from oncegate.cli.events import events
 from oncegate.cli.explain import explain
 from oncegate.cli.forget import forget
+from oncegate.cli.genesys import genesys
 from oncegate.cli.infra import infra
 from oncegate.cli.keys import keys
 from oncegate.cli.output import print_error, print_note
@@ -58,6 +59,7 @@ cli.add_command(dlq)
 cli.add_command(forget)
 cli.add_command(config)
 cli.add_command(infra)
+cli.add_command(genesys)
 cli.add_command(doctor)
 
 

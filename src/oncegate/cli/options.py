@@ -43,7 +43,7 @@ _METAVARS = {
 _FILES = frozenset(
     {
         *("serve.tls_cert", "serve.tls_key", "serve.secret_file", "serve.metrics_token_file", "console.token_file"),
-        *("forward.headers", "forward.ca", "forward.certificate", "forward.certificate_key"),
+        *("forward.headers", "forward.ca", "forward.certificate", "forward.certificate_key", "genesys.secret_file"),
     }
 )
 _MOST = 1_000_000_000

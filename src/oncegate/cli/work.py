@@ -127,8 +127,7 @@ def work(place: str, settings: Settings) -> None:
     SIGTERM or Ctrl-C stops the worker: running handlers may finish, other claims are released.
     """
     _check_place(place)
-    figures = LiveFigures() if _shows_figures(settings) else None
-    observers = _observers(settings, figures)
+    figures, observers = figures_of(settings)
     with ExitStack() as stack:
         recorder = settings.recorder()
         if recorder is not None:
@@ -141,16 +140,9 @@ def work(place: str, settings: Settings) -> None:
             settings.check_previous(connect=True)
             gate = stack.enter_context(closing(settings.gate(observers=[*observers, *_journal(recorder, place)])))
             worker = open_worker(gate, place, handler, settings)
-        facts = f"Oncegate {__version__} takes events from {clean(masked(place))} with the store {_store(settings)}."
-        announce("oncegate.work", facts, "Stop with Ctrl-C.")
-        try:
-            _run(worker, figures)
-        except QueueError as error:
-            if not worker.left_running:
-                raise
-            print_error(str(error))
-    if worker.left_running:
-        abandon(times(worker.left_running, "handler"), settings["work.drain"])
+        announce_worker(clean(masked(place)), settings)
+        run_worker(worker, figures)
+    abandon_handlers(worker, settings)
 
 
 def _journal(recorder: Recorder | None, queue: str) -> list[Observer]:
@@ -260,25 +252,38 @@ def check_work_option(settings: Settings, name: str) -> None:
         raise SettingError(f"{settings.where(f'work.{name}')}: {error}") from error
 
 
-def _store(settings: Settings) -> str:
-    return clean(masked(settings["store"]))
+def announce_worker(place: str, settings: Settings) -> None:
+    store = clean(masked(settings["store"]))
+    facts = f"Oncegate {__version__} takes events from {place} with the store {store}."
+    announce("oncegate.work", facts, "Stop with Ctrl-C.")
 
 
-def _shows_figures(settings: Settings) -> bool:
-    return settings.chosen("log") is None and sys.stdout.isatty()
-
-
-def _observers(settings: Settings, figures: LiveFigures | None) -> list[Observer]:
-    """The log that the setting `log` selects. By default, it is figures on a terminal and JSON in a pipe."""
+def figures_of(settings: Settings) -> tuple[LiveFigures | None, list[Observer]]:
+    """The log that the setting `log` selects: the figures, if they are shown, and the observers of the gate. By
+    default, it is figures on a terminal and JSON in a pipe."""
+    figures = LiveFigures() if settings.chosen("log") is None and sys.stdout.isatty() else None
     if settings.chosen("log") == "off":
-        return []
-    return [JsonLog()] if figures is None else [figures.observe]
+        return figures, []
+    return figures, [JsonLog()] if figures is None else [figures.observe]
 
 
-def _run(worker: Worker, figures: LiveFigures | None) -> None:
-    with nullcontext() if figures is None else figures.of(worker):
-        _log_to_stderr()
-        worker.run()
+def run_worker(worker: Worker, figures: LiveFigures | None) -> None:
+    """Run a worker until it is stopped, and show its figures. If handlers still run, an error of the queue is printed
+    and not raised, because `abandon_handlers` follows."""
+    try:
+        with nullcontext() if figures is None else figures.of(worker):
+            _log_to_stderr()
+            worker.run()
+    except QueueError as error:
+        if not worker.left_running:
+            raise
+        print_error(str(error))
+
+
+def abandon_handlers(worker: Worker, settings: Settings) -> None:
+    """End the process if handlers still run after the drain time."""
+    if worker.left_running:
+        abandon(times(worker.left_running, "handler"), settings["work.drain"])
 
 
 def _log_to_stderr() -> None:

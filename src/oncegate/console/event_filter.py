@@ -10,7 +10,7 @@ from oncegate.clocks import wall
 from oncegate.durations import microseconds
 from oncegate.errors import SettingError
 from oncegate.gate.outcome import STATUSES
-from oncegate.journal import OPERATOR, RowFilter
+from oncegate.journal import GAP, OPERATOR, RowFilter
 from oncegate.journal.base import MINUTE
 from oncegate.times import microseconds_of, moment
 
@@ -49,8 +49,9 @@ def read_filter(query: Mapping[str, str], now: int | None = None) -> EventFilter
         except SettingError as error:
             times[name], problem = None, str(error)
     status = given.get("status")
-    if status is not None and status not in (*STATUSES, OPERATOR):
-        problem = f"status={status!r} is not a status; use one of: {', '.join((*STATUSES, OPERATOR))}"
+    known = (*STATUSES, OPERATOR, GAP)
+    if status is not None and status not in known:
+        problem = f"status={status!r} is not a status; use one of: {', '.join(known)}"
         status = None
     where = RowFilter(
         place=given.get("route"),

@@ -20,6 +20,7 @@ _PACKAGE: Final = __file__.rpartition("gate")[0]
 _CONNECTION_ERRORS: Final = frozenset(
     {
         "httpx.TransportError",
+        "httpx2.TransportError",
         "requests.ConnectionError",
         "requests.Timeout",
         "urllib3.MaxRetryError",
@@ -30,7 +31,9 @@ _CONNECTION_ERRORS: Final = frozenset(
         "botocore.HTTPClientError",
     }
 )
-_STATUS_ERRORS: Final = frozenset({"httpx.HTTPStatusError", "requests.HTTPError", "urllib.HTTPError"})
+_STATUS_ERRORS: Final = frozenset(
+    {"httpx.HTTPStatusError", "httpx2.HTTPStatusError", "requests.HTTPError", "urllib.HTTPError"}
+)
 _GENERATOR: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
 _COROUTINE: Final = 0x80  # CO_COROUTINE
 _VARARGS: Final = 0x04  # CO_VARARGS

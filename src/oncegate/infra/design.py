@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from oncegate.errors import SettingError
 from oncegate.infra import rights
-from oncegate.infra.parts.base import Part
 from oncegate.infra.parts.functions import digest
+from oncegate.infra.platform import Part
 from oncegate.infra.wanted import DEFAULT_BUS, Function, Wanted
 from oncegate.sinks.aws import Destination, read_destination
 from oncegate.stores.dynamodb.table import INDEX, TIME_TO_LIVE, definition
@@ -23,6 +23,10 @@ _DELIVERY_RETRIES: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAtt
 _INVOCATION_RETRIES: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
 _BATCH_SIZE: Final = 10
 _PUBLISH_NAMES: Final = {"sqs": "PublishToQueues", "events": "PublishToBuses", "stepfunctions": "StartExecutions"}
+# With the key of SQS, the rule needs no permission for a key. A key of KMS would need one for EventBridge.
+_ENCRYPTION: Final = {"SqsManagedSseEnabled": True}
+# The table can be restored to any second of the last 35 days. Claims that are lost would run again.
+_RECOVERY: Final = {"PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True}}
 
 
 class Placement(Struct, frozen=True):
@@ -111,11 +115,12 @@ class Design:
     # ── the table and the queues ──────────────────────────────────────────────────────────────────────────
 
     def _table(self) -> dict[str, Any]:
-        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": TIME_TO_LIVE}
+        return {"TableName": self.table, **definition(), "TimeToLiveSpecification": TIME_TO_LIVE, **_RECOVERY}
 
     def _queue(self) -> dict[str, Any]:
         return {
             "QueueName": self.queue,
+            **_ENCRYPTION,
             "VisibilityTimeout": self.wanted.visibility,
             "MessageRetentionPeriod": self.wanted.message_retention,
             "RedrivePolicy": {"deadLetterTargetArn": self.dead_arn, "maxReceiveCount": self.wanted.max_receives},
@@ -124,6 +129,7 @@ class Design:
     def _dead(self) -> dict[str, Any]:
         return {
             "QueueName": self.dead,
+            **_ENCRYPTION,
             "VisibilityTimeout": _DEAD_VISIBILITY,
             "MessageRetentionPeriod": _DEAD_RETENTION,
         }

@@ -21,6 +21,7 @@ from oncegate.journal.base import (
     differing_paths,
 )
 from oncegate.journal.budget import SHARE, SHARE_IN_PROGRAM
+from oncegate.journal.gaps import GapKind, GapLog
 from oncegate.journal.operators import (
     MOST_EVENT_ROWS,
     OPERATOR_ACTIONS,
@@ -29,19 +30,22 @@ from oncegate.journal.operators import (
     OperatorLog,
 )
 from oncegate.journal.recorder import Recorder
-from oncegate.journal.rows import OPERATOR, Row, RowErasure
+from oncegate.journal.rows import GAP, OPERATOR, Row, RowErasure
 from oncegate.text import quoted
 
 AUTO: Final = "auto"
 
 __all__ = [
     "AUTO",
+    "GAP",
     "MOST_EVENT_ROWS",
     "OPERATOR",
     "OPERATOR_ACTIONS",
     "SHARE",
     "SHARE_IN_PROGRAM",
     "ChangedEvent",
+    "GapKind",
+    "GapLog",
     "Journal",
     "JournalBounds",
     "OperatorKind",

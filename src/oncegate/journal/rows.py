@@ -23,6 +23,7 @@ ID_BITS: Final = 11
 LONGEST_REASON: Final = 500  # characters
 _LONGEST_TEXT: Final = 256
 OPERATOR: Final = "operator"  # the status of a row about an action of an operator
+GAP: Final = "gap"  # the status of a row about a time in which events may have been missed
 _NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"
 
 # Place, namespace, source, type, status and kind. Rows are counted and filtered by label. A missing value is "".

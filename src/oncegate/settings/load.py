@@ -96,6 +96,12 @@ class _File(Struct, frozen=True):
 # ── the file ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def settings_file(environ: Mapping[str, str] = os.environ, flags: Mapping[str, Any] = _NO_FLAGS) -> Path:
+    """The path of the settings file, which may not exist yet."""
+    found = _find_file(None, environ, flags)
+    return Path(FILE) if found is None else found.path
+
+
 def _find_file(
     path: str | os.PathLike[str] | None, environ: Mapping[str, str], flags: Mapping[str, Any]
 ) -> _File | None:
@@ -161,7 +167,8 @@ def _read_environment(environ: Mapping[str, str], found: _Found) -> None:
     for variable in filter(settings.__contains__, given):
         found.take(settings[variable], from_text(settings[variable], environ[variable]), variable)
     others = {CONFIG_VARIABLE, *secret_variables(found.routes), *found.values["serve.secret_env"]}
-    others |= {*found.values["serve.metrics_token_env"], *found.values["console.token_env"]}
+    for path in ("serve.metrics_token_env", "console.token_env", "genesys.secret_env"):
+        others |= {*found.values[path]}
     for variable in given:
         if variable not in settings and variable not in others:
             found.problems.append(f"{variable}: {unknown(variable.removeprefix(PREFIX), names, 'setting')}")

@@ -18,7 +18,7 @@ CONFIG_FLAG: Final = "--config"
 
 
 # Tables that several commands use. The flags of their settings include the name of the table.
-_SHARED: Final = ("read", "forward")
+_SHARED: Final = ("read", "forward", "genesys")
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -393,6 +393,28 @@ WORK: Final = (
         "How long running handlers may take to finish when the worker stops.",
     ),
 )
+GENESYS_SECRET: Final = "ONCEGATE_GENESYS_CLIENT_SECRET"  # noqa: S105  # the name of a variable
+GENESYS: Final = (
+    _of_table(
+        "genesys",
+        "region",
+        "text",
+        None,
+        "The region of your organisation in Genesys Cloud: its domain, such as `mypurecloud.de`, or its AWS region.",
+    ),
+    _of_table(
+        "genesys", "client_id", "text", None, "The id of an OAuth client with the grant type Client Credentials."
+    ),
+    _of_table(
+        "genesys",
+        "secret_env",
+        "names",
+        (GENESYS_SECRET,),
+        "The environment variable that holds the secret of the OAuth client.",
+    ),
+    _of_table("genesys", "secret_file", "names", (), "The file that holds the secret of the OAuth client."),
+    _of_table("genesys", "endpoint", "text", None, "The address of an emulator of Genesys Cloud, for tests."),
+)
 # OF_ROUTE has the settings of [serve] that a table [route.NAME] may contain under the same names. A route never
 # inherits the settings of OF_SIGNATURE.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
@@ -424,5 +446,6 @@ TABLES: Final[Mapping[str, tuple[Setting, ...]]] = {
     "console": CONSOLE,
     "forward": FORWARD,
     "work": WORK,
+    "genesys": GENESYS,
 }
 SETTINGS: Final[Mapping[str, Setting]] = {setting.path: setting for table in TABLES.values() for setting in table}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Unpack, cast
 
@@ -17,6 +18,7 @@ from oncegate.journal import (
     AUTO,
     SHARE,
     SHARE_IN_PROGRAM,
+    GapLog,
     Journal,
     OperatorLog,
     Recorder,
@@ -195,6 +197,13 @@ class Settings(Struct, frozen=True):
             return open_journal(self.values["journal"], max_size=self.values["journal_max_size"])
 
         return OperatorLog(open_for_writing, who, is_logged=is_logged)
+
+    def gap_log(self, place: str) -> GapLog:
+        """Return the log of gaps in what was received at a place. It writes to the journal, if there is one."""
+        url = journal_url(self.values["journal"], self.values["store"])
+        max_size = self.values["journal_max_size"]
+        opener = None if url is None else partial(open_journal, url, max_size=max_size)
+        return GapLog(opener, place, self.values["namespace"])
 
     @contextmanager
     def placed(self, path: str) -> Iterator[None]:

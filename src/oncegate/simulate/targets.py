@@ -114,10 +114,10 @@ class Http:
 
     def __init__(self, url: str, parallel: int = 1) -> None:
         try:
-            import httpx
+            import httpx2
         except ImportError as error:
             raise MissingExtra(f"http:// ({error.name} is not installed)", "serve") from error
-        self._httpx: Any = httpx
+        self._httpx: Any = httpx2
         self._url = url
         self._answered = False
         limits = self._httpx.Limits(max_connections=parallel)

@@ -1,7 +1,7 @@
 """Post each event to a URL, with the key of the event in the header `Idempotency-Key`.
 
-This module uses httpcore, the base of httpx. With httpcore, Oncegate can choose the address to connect to. httpx was
-rejected: its redirects, cookies and proxies from the environment would have to be switched off.
+This module uses httpcore2, the base of httpx2. With httpcore2, Oncegate can choose the address to connect to. httpx2
+was rejected: its redirects, cookies and proxies from the environment would have to be switched off.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path as File
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, quote_plus, urlsplit
 
-import httpcore
+import httpcore2
 from msgspec import Struct
 
 from oncegate import forks
@@ -31,7 +31,7 @@ from oncegate.text import MASK, clean
 
 Headers = list[tuple[bytes, bytes]]
 
-_FAILURES: Final = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
+_FAILURES: Final = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 _URL: Final = re.compile(r"https?://[\x21-\x7e]+")
 _MAX_CONNECTIONS: Final = 1_000
 _MAX_IDLE: Final = 32
@@ -99,8 +99,8 @@ class Forward:
                 f"{_origin(parts)} is not encrypted; use https://, or allow_private for a receiver in your own network",
                 settings=["allow_private"],
             )
-        self._url = httpcore.URL(url)
-        self._host = (b"Host", parts.netloc.encode())  # set here: httpcore would omit the brackets of an IPv6 address
+        self._url = httpcore2.URL(url)
+        self._host = (b"Host", parts.netloc.encode())  # set here: httpcore2 would omit the brackets of an IPv6 address
         self.name = _origin(parts)
         self._address = f"{self.name}{_shortened(parts.path, _SHOWN_PATH)}"
         self._query = parts.query
@@ -109,7 +109,7 @@ class Forward:
         self._network = Network(allow_private=allow_private, secure=secure, pins=parse_pins(pins))
         self._tls = tls_context(ca, certificate, certificate_key)
         self._clock = clock
-        self._pool: httpcore.ConnectionPool | None = None
+        self._pool: httpcore2.ConnectionPool | None = None
         self._lock = threading.Lock()
         self._watch = forks.holding(self._lock, self._forget_pool)
 
@@ -176,10 +176,10 @@ class Forward:
         left = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - now).total_seconds()
         return min(max(left, 0.0), _MAX_RETRY_AFTER)
 
-    def _get_pool(self) -> httpcore.ConnectionPool:
+    def _get_pool(self) -> httpcore2.ConnectionPool:
         with self._lock:
             if self._pool is None:
-                self._pool = httpcore.ConnectionPool(
+                self._pool = httpcore2.ConnectionPool(
                     ssl_context=self._tls,
                     max_connections=_MAX_CONNECTIONS,
                     max_keepalive_connections=_MAX_IDLE,
@@ -202,7 +202,7 @@ class _Answer(Struct, frozen=True):
     retry_after: bytes | None
 
 
-def _drain(answer: httpcore.Response) -> bytes:
+def _drain(answer: httpcore2.Response) -> bytes:
     """Read the body of an answer, so that the connection can be reused. Returns the first bytes of the body. If the
     connection breaks while the body is read, the status of the answer is still valid."""
     size, start = 0, b""
@@ -286,9 +286,9 @@ def _describe(error: Exception) -> str:
             reason = (cause.reason or "no reason given").lower().replace("_", " ")
             return f"the TLS handshake failed: {reason}"
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpcore.TimeoutException):
+    if isinstance(error, httpcore2.TimeoutException):
         return "it did not answer in time"
-    if isinstance(error, httpcore.ConnectError):
+    if isinstance(error, httpcore2.ConnectError):
         origin = error.args[0] if error.args else None
         # strerror, and not str(), because it does not contain the error number.
         return f"it cannot be reached: {(origin.strerror if isinstance(origin, OSError) else None) or error}"

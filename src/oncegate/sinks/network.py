@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from httpcore import (
+from httpcore2 import (
     SOCKET_OPTION,
     ConnectError,
     ConnectTimeout,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from msgspec import Struct
 
 from tests.examples.readme import EXAMPLES
@@ -35,11 +35,11 @@ class Demo(Struct, frozen=True):
     def send(self, *bodies: object, route: str = "invoices") -> list[dict[str, Any]]:
         """Send events of plain JSON, or raw bytes. Returns the answers."""
         answers: list[dict[str, Any]] = []
-        with httpx.Client(base_url=self.url, timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=self.url, timeout=30, trust_env=False) as client:
             for body in bodies:
                 path = f"/events/{route}"
                 answer = client.post(path, content=body) if isinstance(body, bytes) else client.post(path, json=body)
-                assert answer.status_code in (httpx.codes.OK, httpx.codes.BAD_REQUEST), answer.text
+                assert answer.status_code in (httpx2.codes.OK, httpx2.codes.BAD_REQUEST), answer.text
                 answers.append(answer.json())
         return answers
 

@@ -10,7 +10,7 @@ from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from oncegate.clocks import wall
@@ -295,7 +295,7 @@ def test_tails_with_the_same_filter_share_their_reads(
 # ── over a running service ────────────────────────────────────────────────────────────────────────────────
 
 
-def receive(client: httpx.Client, number: int, query: str = "", last_id: str = "") -> Received:
+def receive(client: httpx2.Client, number: int, query: str = "", last_id: str = "") -> Received:
     """Read the tail of a service until this number of rows has arrived."""
     received, headers = Received(), {"last-event-id": last_id} if last_id else {}
     with client.stream("GET", f"/console/tail?{query}", headers=headers) as stream:

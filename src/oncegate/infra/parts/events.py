@@ -1,11 +1,36 @@
-"""Read and write EventBridge buses and rules."""
+"""Read and write EventBridge buses and rules, and wait for the event source of a partner."""
 
 import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
 from oncegate.errors import AwsError
-from oncegate.infra.parts.base import FoundPart, Part, PartKind, as_list, as_mapping
+from oncegate.infra.parts.base import as_list, as_mapping
+from oncegate.infra.platform import FoundPart, Part, PartKind
+
+
+def _read_source(cloud: Cloud, part: Part) -> FoundPart | None:
+    answer = cloud.find("events", "describe_event_source", Name=part.name)
+    if answer is None or answer.get("State") == "DELETED":
+        return None
+    return FoundPart(answer["Arn"], {}, {}, note=str(answer.get("State", "")).lower())
+
+
+def _await_source(cloud: Cloud, part: Part) -> None:
+    cloud.wait_until(lambda: _read_source(cloud, part) is not None, f"the partner event source {part.name}")
+
+
+# The partner creates the source. AWS deletes it when the partner deletes its side.
+SOURCE: Final = PartKind[Cloud](
+    "partner event source",
+    _read_source,
+    _await_source,
+    lambda _cloud, _part, _found: None,
+    shared=True,
+    awaited=True,
+)
+
+# ── buses ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_bus(cloud: Cloud, part: Part) -> FoundPart | None:
@@ -25,7 +50,7 @@ def _delete_bus(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.call("events", "delete_event_bus", Name=part.name)
 
 
-BUS: Final = PartKind(
+BUS: Final = PartKind[Cloud](
     "AWS::Events::EventBus",
     read_bus,
     _create_bus,
@@ -101,6 +126,6 @@ def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
     return as_mapping(cloud.call("events", "list_tags_for_resource", ResourceARN=arn).get("Tags", []))
 
 
-RULE: Final = PartKind(
+RULE: Final = PartKind[Cloud](
     "AWS::Events::Rule", read_rule, _create_rule, _change_rule, _delete_rule, fixed=("Name", "EventBusName")
 )

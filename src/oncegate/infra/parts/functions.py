@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
 from oncegate.errors import AwsError
-from oncegate.infra.parts.base import FoundPart, Part, PartKind
+from oncegate.infra.platform import FoundPart, Part, PartKind
 
 _CONFIGURATION: Final = ("Runtime", "Handler", "Timeout", "MemorySize", "Role")
 _ROLE_DELAY: Final = 30.0  # seconds; Lambda can use a new role after this time at the latest
@@ -80,7 +80,7 @@ def _delete_function(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.call("lambda", "delete_function", FunctionName=part.name)
 
 
-FUNCTION: Final = PartKind(
+FUNCTION: Final = PartKind[Cloud](
     "AWS::Lambda::Function",
     read_function,
     _create_function,
@@ -126,7 +126,7 @@ def _change_permission(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     _create_permission(cloud, part)
 
 
-PERMISSION: Final = PartKind("AWS::Lambda::Permission", _read_permission, _create_permission, _change_permission)
+PERMISSION: Final = PartKind[Cloud]("AWS::Lambda::Permission", _read_permission, _create_permission, _change_permission)
 
 
 def read_retries(cloud: Cloud, part: Part) -> FoundPart | None:
@@ -143,7 +143,7 @@ def _put_retries(cloud: Cloud, part: Part) -> None:
     _call_when_role_is_known(cloud, "execution role", "put_function_event_invoke_config", **wanted)
 
 
-RETRIES: Final = PartKind(
+RETRIES: Final = PartKind[Cloud](
     "AWS::Lambda::EventInvokeConfig",
     read_retries,
     _put_retries,
@@ -188,6 +188,6 @@ def _delete_mapping(cloud: Cloud, _part: Part, found: FoundPart) -> None:
     cloud.call("lambda", "delete_event_source_mapping", UUID=found.properties["UUID"])
 
 
-MAPPING: Final = PartKind(
+MAPPING: Final = PartKind[Cloud](
     "AWS::Lambda::EventSourceMapping", _read_mapping, _create_mapping, _change_mapping, _delete_mapping
 )

@@ -4,7 +4,7 @@ import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud, Missing
-from oncegate.infra.parts.base import FoundPart, Part, PartKind
+from oncegate.infra.platform import FoundPart, Part, PartKind
 from oncegate.infra.rights import document
 
 _NUMBERS: Final = ("VisibilityTimeout", "MessageRetentionPeriod")
@@ -17,6 +17,7 @@ def read_queue(cloud: Cloud, part: Part) -> FoundPart | None:
         return None
     url, attributes = found
     properties: dict[str, Any] = {name: int(attributes[name]) for name in _NUMBERS}
+    properties["SqsManagedSseEnabled"] = attributes.get("SqsManagedSseEnabled") == "true"
     if redrive := parse_json(attributes.get("RedrivePolicy")):
         properties["RedrivePolicy"] = redrive | {"maxReceiveCount": int(redrive["maxReceiveCount"])}
     waiting = sum(int(attributes.get(name, 0)) for name in _MESSAGE_COUNTS)
@@ -40,10 +41,12 @@ def _delete_queue(cloud: Cloud, _part: Part, found: FoundPart) -> None:
 def _attributes(part: Part) -> dict[str, str]:
     """Return the properties as SQS attributes. The value of every SQS attribute is a text."""
     properties = {name: value for name, value in part.properties.items() if name != "QueueName"}
-    return {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in properties.items()}
+    return {
+        name: json.dumps(value) if isinstance(value, dict | bool) else str(value) for name, value in properties.items()
+    }
 
 
-QUEUE: Final = PartKind(
+QUEUE: Final = PartKind[Cloud](
     "AWS::SQS::Queue", read_queue, _create_queue, _change_queue, _delete_queue, fixed=("QueueName",)
 )
 
@@ -83,7 +86,7 @@ def statements_of(policy: dict[str, Any] | None) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-POLICY: Final = PartKind(
+POLICY: Final = PartKind[Cloud](
     "AWS::SQS::QueuePolicy",
     read_policy,
     _put_policy,

@@ -4,7 +4,8 @@ import json
 from typing import Any, Final
 
 from oncegate.aws.cloud import Cloud
-from oncegate.infra.parts.base import FoundPart, Part, PartKind, as_list, as_mapping
+from oncegate.infra.parts.base import as_list, as_mapping
+from oncegate.infra.platform import FoundPart, Part, PartKind
 
 
 def read(cloud: Cloud, part: Part) -> FoundPart | None:
@@ -53,4 +54,4 @@ def _delete(cloud: Cloud, part: Part, _found: FoundPart) -> None:
     cloud.call("iam", "delete_role", RoleName=part.name)
 
 
-ROLE: Final = PartKind("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))
+ROLE: Final = PartKind[Cloud]("AWS::IAM::Role", read, _create, _change, _delete, fixed=("RoleName",))

@@ -1,0 +1,104 @@
+"""The topics that Genesys Cloud offers, with the event time, the id and the key that Oncegate has for each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncegate.errors import SettingError
+from oncegate.genesys.client import GenesysClient
+from oncegate.sources.fields import Place
+from oncegate.sources.topics import Topic, topic_of
+from oncegate.text import quoted
+
+_PATH: Final = "/api/v2/notifications/availabletopics"
+_EXPANDED: Final = ("description", "requiresPermissions", "schema", "transports", "visibility", "permissionDetails")
+_BODY_TIME: Final = "topic + content"
+_ENVELOPE_TIME: Final = "topic + content + send time"
+_MOST_DEPTH: Final = 8
+_PLACEHOLDER: Final = "{id}"
+
+
+class OfferedTopic(Struct, frozen=True):
+    """A topic. `time`, `id` and `entity` are paths in the body that the schema of the topic has; None if there is none.
+    `key` is what the default key is made from."""
+
+    name: str
+    description: str
+    time: str | None
+    id: str | None
+    entity: str | None
+    key: str
+    transports: tuple[str, ...]
+    permissions: tuple[str, ...]
+    is_preview: bool
+
+
+def offered_topics(client: GenesysClient, *, filter_: str = "", preview: bool = False) -> list[OfferedTopic]:
+    """Request the topics whose name contains the text `filter_`, sorted by name."""
+    query = {"expand": _EXPANDED, "includePreview": preview}
+    found = (client.call("GET", _PATH, query=query) or {}).get("entities") or []
+    topics = [_offered(each) for each in found if filter_.lower() in str(each.get("id", "")).lower()]
+    return sorted(topics, key=lambda topic: topic.name)
+
+
+def _offered(found: Mapping[str, Any]) -> OfferedTopic:
+    name = str(found["id"])
+    _, rule = topic_of(name)
+    paths = frozenset(_paths_of(found.get("schema") or {}))
+    time = _first(rule.time, paths)
+    own = [".".join((*(rule.each or ()), *path)) for path in rule.own]
+    return OfferedTopic(
+        name,
+        str(found.get("description") or ""),
+        time,
+        " + ".join(own) or None,
+        _first(rule.entity, paths) or ("id in the topic" if _PLACEHOLDER in name else None),
+        _key_of(rule, own, time),
+        tuple(found.get("transports") or ()),
+        tuple(found.get("requiresPermissions") or ()),
+        found.get("visibility") == "Preview",
+    )
+
+
+def _key_of(rule: Topic, own: Sequence[str], time: str | None) -> str:
+    if rule.frame:
+        return "no event"
+    if rule.identifies and own:
+        return " + ".join(own)
+    return _BODY_TIME if time is not None else _ENVELOPE_TIME
+
+
+def _first(places: Sequence[Place], paths: frozenset[str]) -> str | None:
+    return next((text for place in places if (text := _text(place)) in paths), None)
+
+
+def _text(place: Place) -> str:
+    return ".".join((place[0], *place[1]))
+
+
+def _paths_of(schema: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[str]:
+    """The paths of all members in a JSON schema. A schema may contain itself, so the depth is limited."""
+    if depth > _MOST_DEPTH or not isinstance(schema, Mapping):
+        return
+    for name, member in (schema.get("properties") or {}).items():
+        yield f"{before}{name}"
+        yield from _paths_of(member, f"{before}{name}.", depth + 1)
+
+
+def check_topics(topics: Sequence[str], *, template: bool) -> list[str]:
+    """Returns the topics without repetitions. An EventBridge filter has templates, such as
+    v2.detail.events.conversation.{id}.user.start. A subscription needs a real id in place of {id}. Raises SettingError
+    for a name that cannot be a topic."""
+    for topic in topics:
+        if not topic.startswith("v2.") or any(
+            character.isspace() or not character.isprintable() for character in topic
+        ):
+            raise SettingError(f"{quoted(topic)} is not a topic; `oncegate genesys topics` lists the topics")
+        if _PLACEHOLDER in topic and not template:
+            raise SettingError(
+                f"{quoted(topic)} is a template; write the id of a user, a queue or a conversation for {_PLACEHOLDER}"
+            )
+    if not topics:
+        raise SettingError("no topic is named; use --topics with one or more topics, separated by commas")
+    return list(dict.fromkeys(topics))
