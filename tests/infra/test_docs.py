@@ -102,7 +102,7 @@ def test_the_permissions_of_a_publisher(oncegate: Run) -> None:
     shown = re.findall(r"^\| `(.+)` \| (.+) \| `(.+)` \|$", section, re.MULTILINE)
     rows = {place: (actions, arn) for place, actions, arn in shown}
     lines = re.findall(r"^ {4}oncegate (.+)$", section, re.MULTILINE)
-    assert len(lines) == len(rows) == 2
+    assert len(lines) == len(rows) == 3
     for line in lines:
         words = shlex.split(line)
         code, out, _ = oncegate(*words)

@@ -22,7 +22,11 @@ _DEAD_VISIBILITY: Final = 30
 _DELIVERY_RETRIES: Final = {"MaximumEventAgeInSeconds": 86_400, "MaximumRetryAttempts": 185}
 _INVOCATION_RETRIES: Final = {"MaximumEventAgeInSeconds": 21_600, "MaximumRetryAttempts": 2}
 _BATCH_SIZE: Final = 10
-_PUBLISH_NAMES: Final = {"sqs": "PublishToQueues", "events": "PublishToBuses", "stepfunctions": "StartExecutions"}
+_PUBLISH_NAMES: Final = {
+    "sqs": "PublishToQueues",
+    "events": "PublishToBuses",
+    "stepfunctions": "PublishToStateMachines",
+}
 # With the key of SQS, the rule needs no permission for a key. A key of KMS would need one for EventBridge.
 _ENCRYPTION: Final = {"SqsManagedSseEnabled": True}
 # The table can be restored to any second of the last 35 days. Claims that are lost would run again.
