@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from oncegate.analysis.candidates import STATE_CHANGE, Candidate, candidates
 from oncegate.analysis.combinations import MOST_EVENTS, sampled_combinations
-from oncegate.analysis.database import RecordingDatabase
+from oncegate.analysis.database import DeliveryPlace, RecordingDatabase
 from oncegate.analysis.delivery_rows import MOST_FIELDS, Rows
 from oncegate.analysis.judgement import Column, Judgement, Traffic, best, judge, total
 from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
@@ -65,7 +65,7 @@ class Analysis(Struct, frozen=True):
     current: str
     current_retention: str
     own: tuple[str, ...]
-    places: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
+    places: dict[int, DeliveryPlace] = msgspec.field(default_factory=dict)
 
     def of(self, name: str) -> Judgement:
         """The judgement of a strategy for all types."""
@@ -86,13 +86,11 @@ class Analysis(Struct, frozen=True):
 
 
 class AnalysisOptions(Struct, frozen=True):
-    """What to analyze besides the candidates: the key and the retention of the settings, further keys, and a window for
-    state_change. Without a window, the recording decides."""
+    """What to judge besides the candidates: the key and the retention of the settings, and further keys."""
 
     current: str = "auto"
     retention: str = "7d"
     own: tuple[str, ...] = ()
-    window: str | None = None
     hints: Hints = NO_HINTS
     workers: int | None = None
 
@@ -116,13 +114,13 @@ def analyze(
     read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
     database = RecordingDatabase(folder, options.workers)
     try:
-        on_step("grouping the deliveries into events")
+        on_step("grouping deliveries")
         database.load(row_options.rows().columns)
         database.group()
         columns = candidates(found, own)
         result = _judged(database, read, columns, options, on_step)
         if export is not None:
-            on_step(f"writing {export}")
+            on_step("writing the rows")
             database.export(export, _exported(columns))
         return result
     finally:
@@ -156,13 +154,11 @@ def _judged(
     traffic = {kind: _traffic(*map(int, counts)) for kind, *counts in database.run("kinds")}
     timing = measure(database)
     window = choose_window(timing.echoes, timing.window_curve)
-    if options.window is not None:
-        window = Choice(options.window, "you chose it")
     columns = _columns(database, found, window.duration)
     half = read.documents // 2 * ITEMS
     judged: dict[int, list[Judgement]] = {kind: [] for kind in traffic}
     for place, column in enumerate(columns, 1):
-        on_step(f"judging {place} of {len(columns)}: {column.candidate.name}")
+        on_step(f"judging {place} of {len(columns)} keys")
         for kind, judgement in judge(database, column, traffic, half).items():
             judged[kind].append(judgement)
     types = _types(database, read, traffic, judged)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from oncegate.errors import MissingExtra
 from oncegate.events import StateChange
 from oncegate.stores.sql_file import read_sql, sections
@@ -19,6 +21,16 @@ MEMORY: Final = "160MB"  # for DuckDB; the process itself needs about 100 MB mor
 ECHO_WINDOW: Final = 5_000_000  # microseconds: two emissions of one state that are further apart are different changes
 _STATEMENTS: Final = sections(read_sql("oncegate.analysis", "recording.sql"))
 _FETCHED: Final = 10_000  # rows at a time
+
+
+class DeliveryPlace(Struct, frozen=True, order=True):
+    """Where a delivery is: the number of the file, the offset and the size of its document, and which event of the
+    document it is."""
+
+    file: int
+    offset: int
+    size: int
+    item: int
 
 
 class RecordingDatabase:
@@ -112,13 +124,13 @@ class RecordingDatabase:
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def places(self, positions: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """The file, the offset and the item of deliveries."""
+    def places(self, positions: Iterable[int]) -> dict[int, "DeliveryPlace"]:
+        """The places of deliveries in their files."""
         wanted = sorted(set(positions))
         if not wanted:
             return {}
         found = self.run("places", positions=", ".join(map(str, wanted)))
-        return {position: (file, offset, item) for position, file, offset, item in found}
+        return {position: DeliveryPlace(*place) for position, *place in found}
 
     def export(self, file: Path, columns: Sequence[str]) -> None:
         """Write one row for each delivery to a Parquet or CSV file."""

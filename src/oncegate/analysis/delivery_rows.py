@@ -11,12 +11,12 @@ A row holds no text of the payload. These digests are independent of the candida
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from oncegate import keys
 from oncegate.analysis.candidates import BUILT_IN, TUTORIALS, KeyDigest, short_digest, strategy_digest
@@ -30,6 +30,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "position": "BIGINT",  # the order of arrival
     "file": "INTEGER",
     "place": "BIGINT",  # the offset of the document in its file
+    "size": "INTEGER",  # of the document
     "item": "INTEGER",  # which event of the document
     "kind": "UBIGINT",  # the source and the type
     "entity": "UBIGINT",
@@ -64,6 +65,7 @@ class _Detail(Struct):
 
 class _Envelope(Struct):
     time: Any = None
+    timestamp: Any = None  # of a detail that arrives without its envelope
     detail: _Detail | None = None
 
 
@@ -76,6 +78,7 @@ class RecordedEvent(Struct, frozen=True, gc=False):
     position: int
     file: int
     place: int
+    size: int
     item: int
     event: Event
     logged_at: int | None = None
@@ -113,7 +116,7 @@ class Rows:
         event = recorded.event
         kind = self.kind(event)
         values = [
-            *(recorded.position, recorded.file, recorded.place, recorded.item, kind),
+            *(recorded.position, recorded.file, recorded.place, recorded.size, recorded.item, kind),
             *self._facts(recorded, kind),
             *(_number(made(event)) for made in self._built_in),
             *(_plain_number(made(event)) for made in self._tutorials),
@@ -197,12 +200,12 @@ def _with_change(key: KeyDigest | None) -> tuple[int | None, ...]:
 
 
 def _publication(event: Event) -> tuple[int | None, int | None]:
-    """When the sender published the event (the `timestamp` of the detail), and when the envelope was made."""
+    """When the sender published the event (the `timestamp` of the detail), and when its envelope was made."""
     try:
         found = _read_envelope(event.raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None, None
-    sent = None if found.detail is None else moment(found.detail.timestamp)
+    sent = moment(found.timestamp if found.detail is None else found.detail.timestamp)
     made = moment(found.time)
     return (
         None if sent is None else microseconds_of(sent),
@@ -251,6 +254,3 @@ def _time_at(body: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         body = body.get(name) if type(body) is dict else None
     return moment(body)
-
-
-LineMaker = Callable[[RecordedEvent], str]

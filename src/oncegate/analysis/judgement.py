@@ -82,7 +82,7 @@ class Judgement(Struct, frozen=True):
     @property
     def rank(self) -> tuple[Any, ...]:
         """A sort key, the best judgement first: lose nothing, then catch all copies, then be simple."""
-        maker = self.name.partition("(")[0]
+        maker = "yours" if self.origin == "yours" else self.name.partition("(")[0]
         simplicity = _ORDER.index(maker) if maker in _ORDER else len(_ORDER)
         return (self.wrong, self.keyless, self.dropped, self.missed, -self.inferred, simplicity, len(self.name), self.name)
 

@@ -29,15 +29,13 @@ _SMALL: Final = 8 * 1024 * 1024  # bytes; a smaller recording is read in this pr
 
 
 class DocumentBatch(Struct, frozen=True):
-    """Documents of one file, each with its offset. `first` is the number of the first of them in the recording."""
+    """Documents of one file, each with its offset. `first` is the number of the first of them in the recording. `read`
+    is the number of bytes that were read from the file for this batch, for the progress."""
 
     file: int
     first: int
     documents: list[tuple[int, bytes]]
-
-    @property
-    def size(self) -> int:
-        return sum(len(raw) for _, raw in self.documents)
+    read: int = 0
 
 
 class UnreadableDocument(Struct, frozen=True):
@@ -88,7 +86,9 @@ def recorded_events(batch: DocumentBatch, hints: Hints) -> Iterator[RecordedEven
         item = 0
         for logged in logged_documents(raw):
             for event in _events(logged.raw, hints):
-                yield RecordedEvent(number * ITEMS + item, batch.file, place, item, event, logged.logged_at)
+                yield RecordedEvent(
+                    number * ITEMS + item, batch.file, place, len(raw), item, event, logged.logged_at
+                )
                 item += 1
 
 
@@ -163,7 +163,7 @@ def write_rows(
             writer, total = RowWriter(options, stream), BatchResult()
             for batch in batches:
                 total = total.plus(writer.write(batch))
-                on_batch(batch.size)
+                on_batch(batch.read)
             return total
     # spawn, because the process may have threads, such as the thread of the progress bar
     context = get_context("spawn")
@@ -187,7 +187,7 @@ def _collected(
         on_batch(size)
 
     for batch in batches:
-        waiting.append((pool.submit(_write_in_worker, batch), batch.size))
+        waiting.append((pool.submit(_write_in_worker, batch), batch.read))
         while len(waiting) > most_waiting:
             collect()
     while waiting:

@@ -236,7 +236,7 @@ from copies where gap is not null group by all order by all;
 select {counts}, count(*) from copies where gap is not null;
 
 -- name: windows
-select {counts}, count(*) from echoes where starts = 0;
+select {counts}, count(*) from echoes where starts = 0 and gap > 0;
 
 -- name: order
 -- Of the first deliveries of events with an entity and a time: how many arrive after a later event of the entity, and
@@ -271,7 +271,7 @@ select copy, least(floor((seen_at - {begin}) / {step}), {last})::int as slot, co
 from copies where seen_at is not null group by all order by all;
 
 -- name: places
-select position, file, place, item from deliveries where position in ({positions});
+select position, file, place, size, item from deliveries where position in ({positions});
 
 -- name: export
 copy (select {columns} from keyed d join labels using (certain) order by position) to {file} ({format});
