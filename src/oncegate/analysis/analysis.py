@@ -188,7 +188,9 @@ def _columns(database: RecordingDatabase, found: Sequence[Candidate], window: st
     main = {"key": "emission", "timeline": "timeline", "state": "state", "rank": "rank"}
     database.join_changes("joins_s", microseconds(window), main)
     joined = {"s_key": ("emission", "joins_s")}
-    columns = [Column(each, each.column) for each in found]
+    # A combination of fields is for events of one type, so it never merges events of different types.
+    by_type = "case when {0} is not null then hash({0}, kind) end"
+    columns = [Column(each, by_type.format(each.column) if each.names else each.column) for each in found]
     change = f'{STATE_CHANGE}("{window}")'
     names = {each.name for each in found}
     for name, key in ((change, "s_key"), (f"first({change}, auto)", "coalesce(s_key, k_0)")):
@@ -240,8 +242,5 @@ def _exported(found: Sequence[Candidate]) -> list[str]:
     """The columns of an export: the digests that group deliveries, their times, and the key of each candidate."""
     names = ["position", "file", "place", "item", "kind", "occurred_at", "sent_at", "arrived_at", "is_own", "is_replay"]
     names += ["body", "content", "certain", "likely", "possible", "same_id"]
-    keys = {each.column: each.name for each in found if each.origin != "fields"}
-    fields = {each.column: "fields" for each in found if each.origin == "fields"}
-    named = [f'{column} as "{name}"' for column, name in keys.items()]
-    named += [f'{column} as "{name} {column[2:]}"' for column, name in fields.items()]
+    named = [f'{each.column} as "{each.name}"' for each in found]
     return [f"d.{name}" if name == "certain" else name for name in names] + ['s_key as "state_change"', *named]

@@ -28,17 +28,15 @@ MINUTE: Final = 60_000_000  # microseconds
 
 class Candidate(Struct, frozen=True):
     """`name` is the strategy as the settings write it, or the name of a tutorial's key. `column` is the name of its
-    column in the table of deliveries. `types` are the types of events that the candidate is for; None is all types."""
+    column in the table of deliveries. A candidate with `names` is another combination of fields for each type."""
 
     name: str
     column: str
     origin: Origin
-    types: frozenset[int] | None = None
+    names: Mapping[int, str] | None = None
 
-    @property
-    def is_setting(self) -> bool:
-        """Whether the name can be used in the settings."""
-        return self.origin != "tutorial"
+    def name_for(self, kind: int) -> str:
+        return self.name if self.names is None else self.names[kind]
 
 
 class KeyDigest(Struct, frozen=True, gc=False):
@@ -127,10 +125,8 @@ def candidates(found: Mapping[int, Sequence[str]], own: Sequence[str] = ()) -> l
     settings and of the command line. `state_change` has columns of its own, because its window is chosen later."""
     made = [Candidate(name, f"k_{place}", "oncegate") for place, name in enumerate(BUILT_IN)]
     made += [Candidate(name, f"t_{place}", "tutorial") for place, name in enumerate(TUTORIALS)]
-    by_name: dict[tuple[str, str], set[int]] = {}
-    for kind, names in found.items():
-        for place, name in enumerate(names):
-            by_name.setdefault((name, f"f_{place}"), set()).add(kind)
-    made += [Candidate(name, column, "fields", frozenset(kinds)) for (name, column), kinds in by_name.items()]
+    for place in range(max(map(len, found.values()), default=0)):
+        names = {kind: each[place] for kind, each in found.items() if len(each) > place}
+        made.append(Candidate(f"fields {place + 1}", f"f_{place}", "fields", names))
     others = [name for name in dict.fromkeys(own) if name not in BUILT_IN]
     return made + [Candidate(name, f"o_{place}", "yours") for place, name in enumerate(others)]

@@ -103,19 +103,19 @@ class Column(Struct, frozen=True):
 
 def judge(database: RecordingDatabase, column: Column, traffic: Mapping[int, Traffic], half: int) -> dict[int, Judgement]:
     """The judgement of a candidate for each type."""
-    types = column.candidate.types
-    where = "true" if types is None else f"kind in ({', '.join(map(str, sorted(types)))})"
-    database.run("by_key", key=column.key, half=half, where=where)
+    names = column.candidate.names
+    database.run("by_key", key=column.key, half=half)
     database.run("shared")
     caught = {kind: counts for kind, *counts in database.run("caught", half=half)}
     merged: dict[tuple[str, int], Sequence[Any]] = {
         (what, kind): counts for what, kind, *counts in database.run("merged", half=half)
     }
     missed = {kind: MergeExample(first, second) for kind, first, second in database.run("missed")}
-    judged = {}
-    for kind in traffic.keys() if types is None else types & traffic.keys():
-        judged[kind] = _judgement(column.candidate, traffic[kind], kind, caught.get(kind, (0, 0, 0)), merged, missed)
-    return judged
+    kinds = traffic.keys() if names is None else traffic.keys() & names.keys()
+    return {
+        kind: _judgement(column.candidate, traffic[kind], kind, caught.get(kind, (0, 0, 0)), merged, missed)
+        for kind in kinds
+    }
 
 
 def _judgement(
@@ -130,7 +130,7 @@ def _judgement(
     wrong, wrong_early, lost, original = merged.get(("wrong", kind), none)
     with_key, duplicates, early = (int(each or 0) for each in caught)
     return Judgement(
-        name=candidate.name,
+        name=candidate.name_for(kind),
         origin=candidate.origin,
         deliveries=traffic.deliveries,
         keyless=traffic.deliveries - with_key,

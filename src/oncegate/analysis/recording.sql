@@ -143,7 +143,7 @@ select
     {key} as key, certain, any_value(kind) as kind, min(position) as first, count(*) as deliveries,
     count(*) filter (position < {half}) as early
 from keyed
-where {key} is not null and {where}
+where {key} is not null
 group by 1, 2;
 
 -- name: shared
