@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import (
+    analysis,
     console,
     gate,
     imports,
@@ -43,6 +44,7 @@ PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
     "inbox": inbox.rows,
     "journal": journal.rows,
     "console": console.rows,
+    "analysis": analysis.rows,
     "imports": imports.rows,
     "lambda": lambdas.rows,
 }
@@ -64,6 +66,7 @@ FULL = Sizes(
     http_requests=20_000,
     inbox_seconds=20.0,
     journal_rows=1_000_000,
+    analyzed_deliveries=1_000_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -84,6 +87,7 @@ QUICK = Sizes(
     http_requests=500,
     inbox_seconds=1.0,
     journal_rows=5_000,
+    analyzed_deliveries=2_000,
     imports=1,
     scale_keys=20_000,
 )

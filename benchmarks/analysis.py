@@ -82,7 +82,9 @@ def analyzed(path: Path) -> tuple[dict[str, Any], float, float, float]:
     the largest resident memory of all processes together, in megabytes."""
     command = [sys.executable, "-m", "oncegate", "analyze", str(path), "--output", "json"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=path.parent, env={**os.environ, "TMPDIR": str(path.parent)}) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, cwd=path.parent, env={**os.environ, "TMPDIR": str(path.parent)}
+    ) as run:
         watched = _Watched(run.pid)
         answer = run.stdout.read() if run.stdout is not None else b""
     watched.stop()
@@ -128,12 +130,12 @@ def _resident(pid: int) -> float:
 def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
     """The time and the memory of a recording, and the memory of a recording with a tenth of its deliveries."""
     deliveries = sizes.analyzed_deliveries
-    progress.show(f"analyze: {deliveries:,} deliveries")
-    large, small = _measured(folder, count), _measured(folder, count // 10)
-    is_full = count == DELIVERIES
+    progress.stage(f"analysis of {deliveries:,} deliveries")
+    large, small = _measured(folder, deliveries), _measured(folder, deliveries // 10)
+    is_full = deliveries == DELIVERIES
     return [
         Row(
-            f"analyze, {count:,} deliveries of 1.5 kB (processor time {large[1]:.0f} s)",
+            f"analyze, {deliveries:,} deliveries of 1.5 kB (processor time {large[1]:.0f} s)",
             "s",
             large[0],
             MOST_SECONDS,
@@ -142,7 +144,7 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
             Aim("at most", MOST_SECONDS, on="ours") if is_full else None,
         ),
         Row(
-            f"analyze, resident memory of all processes; {count // 10:,} deliveries",
+            f"analyze, resident memory of all processes; a tenth is {deliveries // 10:,} deliveries",
             "MB",
             large[2],
             small[2],

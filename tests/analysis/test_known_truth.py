@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.analysis.analysis import Analysis
-from oncegate.analysis.delivery_rows import RecordedEvent, Rows
+from oncegate.analysis.delivery_rows import RecordedDelivery, Rows
 from oncegate.inspection.strategy_comparison import NamedStrategy, StrategyComparison
 from oncegate.settings.parsing import strategy_of
 from oncegate.simulate.copies import CopyOptions
@@ -98,7 +98,7 @@ def test_certain_copies_are_copies(recording: tuple[list[PlannedDelivery], Analy
     place = list(rows.columns).index("certain")
     for number, each in enumerate(readable(sent)):
         assert each.original is not None
-        certain = rows.line(RecordedEvent(number, 0, 0, 0, 0, each.event)).split(",")[place]
+        certain = rows.line(RecordedDelivery(number, 0, 0, 0, 0, each.event)).split(",")[place]
         events.setdefault(certain, set()).add(each.original.name)
     assert all(len(names) == 1 for names in events.values())
 
@@ -110,7 +110,7 @@ def test_the_counts_are_those_of_the_simulator(recording: tuple[list[PlannedDeli
     assert analysis.read.unreadable == kinds["invalid"]
     assert analysis.traffic.deliveries == len(readable(sent))
     assert analysis.traffic.conflicts == kinds["conflict"]
-    copies = sum(kinds[kind] for kind in CERTAIN) + kinds["state-echo"]
+    copies = sum(count for kind, count in kinds.items() if kind in (*CERTAIN, "state-echo"))
     assert analysis.traffic.duplicates + analysis.traffic.inferred == copies
     assert analysis.of("auto").missed == 0
 
@@ -134,4 +134,3 @@ def test_equal_bodies_without_a_time_are_not_merged(tmp_path: Path) -> None:
     assert analysis.of("content").doubtful == analysis.traffic.possible == repeated > 5
     assert analysis.recommended.name == "auto"
     assert analysis.recommended.doubtful == 0
-

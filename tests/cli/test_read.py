@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ class TestFiles:
         taken = 0
 
         class Endless(io.BytesIO):
-            def readline(self, size: int | None = -1, /) -> bytes:  # noqa: ARG002
+            def readline(self, size: int | None = -1, /) -> bytes:
                 nonlocal taken
                 taken += 1
                 return b'{"id": %d}\n' % taken

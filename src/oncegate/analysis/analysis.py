@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncegate.analysis.candidates import STATE_CHANGE, Candidate, candidates
+from oncegate.analysis.candidates import STATE_CHANGE, KeyCandidate, candidates
 from oncegate.analysis.combinations import MOST_EVENTS, sampled_combinations
 from oncegate.analysis.database import DeliveryPlace, RecordingDatabase
 from oncegate.analysis.delivery_rows import MOST_FIELDS, Rows
-from oncegate.analysis.judgement import Column, Judgement, Traffic, best, judge, total
+from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, best, judge, total
 from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
 from oncegate.analysis.timing import Choice, Timing, choose_retention, choose_window, measure
 from oncegate.durations import microseconds
@@ -40,14 +40,14 @@ class TypeAnalysis(Struct, frozen=True):
     type: str | None
     traffic: Traffic
     copies: list[CopyCount]
-    judgements: list[Judgement]
+    judgements: list[KeyJudgement]
 
     @property
     def name(self) -> str:
         return self.type or f"{self.source} events without a type"
 
     @property
-    def best(self) -> Judgement:
+    def best(self) -> KeyJudgement:
         return best(self.judgements)
 
 
@@ -57,8 +57,8 @@ class Analysis(Struct, frozen=True):
 
     read: BatchResult
     types: list[TypeAnalysis]
-    totals: list[Judgement]
-    recommended: Judgement
+    totals: list[KeyJudgement]
+    recommended: KeyJudgement
     window: Choice
     retention: Choice
     timing: Timing
@@ -67,7 +67,7 @@ class Analysis(Struct, frozen=True):
     own: tuple[str, ...]
     places: dict[int, DeliveryPlace] = msgspec.field(default_factory=dict)
 
-    def of(self, name: str) -> Judgement:
+    def of(self, name: str) -> KeyJudgement:
         """The judgement of a strategy for all types."""
         return next(each for each in self.totals if each.name == name)
 
@@ -147,7 +147,7 @@ def _sampled(batches: Iterable[DocumentBatch], hints: Hints) -> dict[int, list[E
 def _judged(
     database: RecordingDatabase,
     read: BatchResult,
-    found: Sequence[Candidate],
+    found: Sequence[KeyCandidate],
     options: AnalysisOptions,
     on_step: Callable[[str], object],
 ) -> Analysis:
@@ -156,7 +156,7 @@ def _judged(
     window = choose_window(timing.echoes, timing.window_curve)
     columns = _columns(database, found, window.duration)
     half = read.documents // 2 * ITEMS
-    judged: dict[int, list[Judgement]] = {kind: [] for kind in traffic}
+    judged: dict[int, list[KeyJudgement]] = {kind: [] for kind in traffic}
     for place, column in enumerate(columns, 1):
         on_step(f"judging {place} of {len(columns)} keys")
         for kind, judgement in judge(database, column, traffic, half).items():
@@ -183,26 +183,26 @@ def _traffic(deliveries: int, certain: int, likely: int, same_id: int, possible:
     return Traffic(deliveries, deliveries - certain, certain - likely, same_id - possible, likely - same_id)
 
 
-def _columns(database: RecordingDatabase, found: Sequence[Candidate], window: str) -> list[Column]:
+def _columns(database: RecordingDatabase, found: Sequence[KeyCandidate], window: str) -> list[CandidateColumn]:
     """The candidates with the expressions of their keys. Strategies with a timeline get the keys of their anchors."""
     main = {"key": "emission", "timeline": "timeline", "state": "state", "rank": "rank"}
     database.join_changes("joins_s", microseconds(window), main)
     joined = {"s_key": ("emission", "joins_s")}
     # A combination of fields is for events of one type, so it never merges events of different types.
     by_type = "case when {0} is not null then hash({0}, kind) end"
-    columns = [Column(each, by_type.format(each.column) if each.names else each.column) for each in found]
+    columns = [CandidateColumn(each, by_type.format(each.column) if each.names else each.column) for each in found]
     change = f'{STATE_CHANGE}("{window}")'
     names = {each.name for each in found}
     for name, key in ((change, "s_key"), (f"first({change}, auto)", "coalesce(s_key, k_0)")):
         if name not in names:
-            columns.insert(3, Column(Candidate(name, "s_key", "oncegate"), key))
+            columns.insert(3, CandidateColumn(KeyCandidate(name, "s_key", "oncegate"), key))
     for place, column in enumerate(columns):
         own = column.candidate.column
         if column.candidate.origin == "yours" and (width := database.window_of(own)) is not None:
             parts = {"key": own, **{part: f"{own}_{part}" for part in ("timeline", "state", "rank")}}
             database.join_changes(f"joins_{own}", width, parts)
             joined[f"{own}_key"] = (own, f"joins_{own}")
-            columns[place] = Column(column.candidate, f"{own}_key")
+            columns[place] = CandidateColumn(column.candidate, f"{own}_key")
     database.make_view(joined)
     return columns
 
@@ -211,7 +211,7 @@ def _types(
     database: RecordingDatabase,
     read: BatchResult,
     traffic: dict[int, Traffic],
-    judged: dict[int, list[Judgement]],
+    judged: dict[int, list[KeyJudgement]],
 ) -> list[TypeAnalysis]:
     copies: dict[int, list[CopyCount]] = {}
     for kind, copy, is_inferred, count in database.run("copy_kinds"):
@@ -223,9 +223,9 @@ def _types(
     return sorted(made, key=lambda each: (-each.traffic.deliveries, each.name))
 
 
-def _totals(types: Sequence[TypeAnalysis]) -> list[Judgement]:
+def _totals(types: Sequence[TypeAnalysis]) -> list[KeyJudgement]:
     """The judgements of the candidates that are judged for all types, the best first."""
-    by_name: dict[str, list[Judgement]] = {}
+    by_name: dict[str, list[KeyJudgement]] = {}
     for one in types:
         for judgement in one.judgements:
             by_name.setdefault(judgement.name, []).append(judgement)
@@ -233,12 +233,12 @@ def _totals(types: Sequence[TypeAnalysis]) -> list[Judgement]:
     return sorted(made, key=lambda each: each.rank)
 
 
-def _positions(judgement: Judgement) -> list[int]:
+def _positions(judgement: KeyJudgement) -> list[int]:
     examples = [each for each in (judgement.lost_example, judgement.missed_example) if each is not None]
     return [position for each in examples for position in (each.first, each.second)]
 
 
-def _exported(found: Sequence[Candidate]) -> list[str]:
+def _exported(found: Sequence[KeyCandidate]) -> list[str]:
     """The columns of an export: the digests that group deliveries, their times, and the key of each candidate."""
     names = ["position", "file", "place", "item", "kind", "occurred_at", "sent_at", "arrived_at", "is_own", "is_replay"]
     names += ["body", "content", "certain", "likely", "possible", "same_id"]

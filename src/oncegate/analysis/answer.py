@@ -9,7 +9,7 @@ from typing import Final
 
 from oncegate.analysis.analysis import Analysis, TypeAnalysis
 from oncegate.analysis.examples import Examples, ShownExample
-from oncegate.analysis.judgement import Judgement
+from oncegate.analysis.judgement import KeyJudgement
 from oncegate.analysis.timing import dynamodb_price, store_sizes
 from oncegate.durations import microseconds
 from oncegate.settings import load
@@ -28,7 +28,7 @@ def spoken_name(name: str, source: str) -> str:
     if not name.startswith("entity"):
         return f"the {name}" if name in ("envelope id", "md5 of the document") else name
     spoken = name.replace("entity", _ENTITIES.get(source, "the entity"), 1)
-    return spoken.replace("time to the minute", "timestamp, rounded to a minute").replace("+ time", "+ timestamp")
+    return spoken.replace("+ time to the minute", "+ minute").replace("+ time", "+ timestamp")
 
 
 def counted(count: int, noun: str) -> str:
@@ -59,11 +59,11 @@ def facts(analysis: Analysis) -> dict[str, str | None]:
             (inferred if copy.is_inferred else certain)[copy.kind] += copy.count
     echoes = traffic.inferred
     return {
-        "deliveries": f"{traffic.deliveries:,} of {counted(len(analysis.types), 'type')}{_period(analysis)}",
+        "deliveries": f"{traffic.deliveries:,} of {counted(len(analysis.types), 'type')}{period(analysis)}",
         "events": f"{traffic.events:,}",
         "copies": f"{traffic.duplicates:,} certain{_listed(certain)}",
-        "inferred": f"{echoes:,} events that are probably one event with another: {_INFERRED}" if echoes else None,
-        "possible": f"{traffic.possible:,} that may be copies or different events: {_POSSIBLE}"
+        "inferred": f"{echoes:,} events that are probably one event with another: {INFERRED}" if echoes else None,
+        "possible": f"{traffic.possible:,} that may be copies or different events: {POSSIBLE}"
         if traffic.possible
         else None,
         "conflicts": f"{traffic.conflicts:,} with the id of another event, and other content"
@@ -74,11 +74,11 @@ def facts(analysis: Analysis) -> dict[str, str | None]:
     }
 
 
-_INFERRED: Final = "the same state within 5 s, only times differ; or an equal body with the same send time"
-_POSSIBLE: Final = "an equal body without an event time; or other content with the same state within 5 s"
+INFERRED: Final = "the same state within 5 s, only times differ; or an equal body with the same send time"
+POSSIBLE: Final = "an equal body without an event time; or other content with the same state within 5 s"
 
 
-def _period(analysis: Analysis) -> str:
+def period(analysis: Analysis) -> str:
     begin, end = readable_time(analysis.timing.begin), readable_time(analysis.timing.end)
     if begin is None or end is None:
         return ""
@@ -100,7 +100,7 @@ def type_sentence(found: TypeAnalysis, examples: Examples | None = None) -> str:
     return f"{sentence}; {warning}." if warning else f"{sentence}."
 
 
-def _achievement(judgement: Judgement, found: TypeAnalysis) -> str:
+def _achievement(judgement: KeyJudgement, found: TypeAnalysis) -> str:
     caught = []
     if found.traffic.duplicates:
         caught.append(f"{judgement.caught:,} of {counted(found.traffic.duplicates, 'duplicate')}")
@@ -199,10 +199,11 @@ def time_sentences(analysis: Analysis) -> list[str]:
     """Retention, window, order, and what a store needs."""
     timing, retention = analysis.timing, analysis.retention
     said = [f"Retention {retention.duration}: {retention.reason}."]
-    if timing.arrivals < analysis.traffic.deliveries:
-        unknown = analysis.traffic.deliveries - timing.arrivals
+    copies = sum(copy.count for each in analysis.types for copy in each.copies)
+    if timing.known_gaps < copies:
         said.append(
-            f"{counted(unknown, 'delivery')} without a time of arrival or publication: their gaps are not known."
+            f"The gaps of {counted(copies - timing.known_gaps, 'copy')} are not known: the recording has no time of"
+            " arrival for them."
         )
     if timing.echoes:
         said.append(f"Window {analysis.window.duration}: {analysis.window.reason}.")
@@ -239,7 +240,7 @@ def settings_text(analysis: Analysis) -> str:
     key = analysis.recommended.name
     quoted = f"'{key}'" if "'" not in key else f'"""{key}"""'
     text = (
-        f"# Chosen by oncegate analyze from {traffic.deliveries:,} deliveries{_period(analysis)}.\n"
+        f"# Chosen by oncegate analyze from {traffic.deliveries:,} deliveries{period(analysis)}.\n"
         f"key = {quoted}\n"
         f'retention = "{analysis.retention.duration}"\n'
     )

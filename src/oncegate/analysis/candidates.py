@@ -26,7 +26,7 @@ STATE_CHANGE: Final = "state_change"
 MINUTE: Final = 60_000_000  # microseconds
 
 
-class Candidate(Struct, frozen=True):
+class KeyCandidate(Struct, frozen=True):
     """`name` is the strategy as the settings write it, or the name of a tutorial's key. `column` is the name of its
     column in the table of deliveries. A candidate with `names` is another combination of fields for each type."""
 
@@ -119,14 +119,14 @@ TUTORIALS: Final[Mapping[str, Digest]] = {
 BUILT_IN: Final = (AUTO, "event_id", "content")
 
 
-def candidates(found: Mapping[int, Sequence[str]], own: Sequence[str] = ()) -> list[Candidate]:
+def candidates(found: Mapping[int, Sequence[str]], own: Sequence[str] = ()) -> list[KeyCandidate]:
     """All candidates that have a column. `found` has the combinations of fields for each type of event; combinations
     of different types share columns, because the type decides which of them applies. `own` are strategies of the
     settings and of the command line. `state_change` has columns of its own, because its window is chosen later."""
-    made = [Candidate(name, f"k_{place}", "oncegate") for place, name in enumerate(BUILT_IN)]
-    made += [Candidate(name, f"t_{place}", "tutorial") for place, name in enumerate(TUTORIALS)]
+    made = [KeyCandidate(name, f"k_{place}", "oncegate") for place, name in enumerate(BUILT_IN)]
+    made += [KeyCandidate(name, f"t_{place}", "tutorial") for place, name in enumerate(TUTORIALS)]
     for place in range(max(map(len, found.values()), default=0)):
         names = {kind: each[place] for kind, each in found.items() if len(each) > place}
-        made.append(Candidate(f"fields {place + 1}", f"f_{place}", "fields", names))
+        made.append(KeyCandidate(f"fields {place + 1}", f"f_{place}", "fields", names))
     others = [name for name in dict.fromkeys(own) if name not in BUILT_IN]
-    return made + [Candidate(name, f"o_{place}", "yours") for place, name in enumerate(others)]
+    return made + [KeyCandidate(name, f"o_{place}", "yours") for place, name in enumerate(others)]

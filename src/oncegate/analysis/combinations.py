@@ -116,5 +116,3 @@ def _refined(one: Sequence[int], other: Sequence[int]) -> list[int]:
 def sampled_combinations(samples: dict[int, list[Event]], most: int) -> dict[int, list[str]]:
     """The combinations for each type of a sample."""
     return {kind: found for kind, events in samples.items() if (found := combinations(events, most))}
-
-

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -12,10 +12,8 @@ from oncegate.events import StateChange
 from oncegate.stores.sql_file import read_sql, sections
 from oncegate.timelines import Timeline, place
 
-try:
+if TYPE_CHECKING:
     import duckdb
-except ImportError as error:
-    raise MissingExtra("the analysis of a recording", "analyze") from error
 
 MEMORY: Final = "160MB"  # for DuckDB; the process itself needs about 100 MB more
 ECHO_WINDOW: Final = 5_000_000  # microseconds: two emissions of one state that are further apart are different changes
@@ -37,6 +35,10 @@ class RecordingDatabase:
     """The deliveries of one recording, and the events that they belong to."""
 
     def __init__(self, folder: Path, threads: int | None = None) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise MissingExtra("the analysis of a recording", "analyze") from error
         self._folder = folder
         self._connection = duckdb.connect(str(folder / "recording.duckdb"))
         self._connection.execute(f"set memory_limit = '{MEMORY}'")
@@ -104,10 +106,7 @@ class RecordingDatabase:
         with file.open("w", encoding="ascii") as stream:
             for emission, anchor in _joined(self.rows("near_changes", window=window, **columns), window):
                 stream.write(f"{emission},{anchor}\n")
-        self._connection.execute(
-            f"create or replace table {table} as select * from read_csv({quoted(str(file))}, header = false,"
-            " auto_detect = false, columns = {'emission': 'UBIGINT', 'anchor': 'UBIGINT'})"
-        )
+        self.run("joins", table=table, file=quoted(str(file)))
         file.unlink()
 
     def make_view(self, joined: Mapping[str, tuple[str, str]]) -> None:
@@ -119,7 +118,7 @@ class RecordingDatabase:
 
     def window_of(self, column: str) -> int | None:
         """The window of the state changes under a strategy of the user; None if the strategy has no timeline."""
-        found: int | None = self._connection.execute(f"select max({column}_window) from deliveries").fetchall()[0][0]
+        found: int | None = self.run("window", column=f"{column}_window")[0][0]
         return found
 
     # ── questions ─────────────────────────────────────────────────────────────────────────────────────────

@@ -51,7 +51,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "emission": "UBIGINT",
 }
 _CHANGE_COLUMNS: Final = ("timeline", "state", "rank", "window")
-MOST_FIELDS: Final = 3  # combinations of fields for each type
+MOST_FIELDS: Final = 2  # combinations of fields for each type
 
 _TIME_NAME: Final = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed)|At$|_at$|^ts$")
 _DEEPEST: Final = 3
@@ -72,7 +72,7 @@ class _Envelope(Struct):
 _read_envelope = msgspec.json.Decoder(_Envelope).decode
 
 
-class RecordedEvent(Struct, frozen=True, gc=False):
+class RecordedDelivery(Struct, frozen=True, gc=False):
     """A delivery of a recording, and its place. `logged_at` is the time of the log line that holds it."""
 
     position: int
@@ -111,7 +111,7 @@ class Rows:
             found |= {f"o_{place}_{name}": "BIGINT" for name in _CHANGE_COLUMNS[2:]}
         return found
 
-    def line(self, recorded: RecordedEvent) -> str:
+    def line(self, recorded: RecordedDelivery) -> str:
         """The row of a delivery as a line of CSV. An empty value is null."""
         event = recorded.event
         kind = self.kind(event)
@@ -134,7 +134,7 @@ class Rows:
             self.kinds[found] = pair
         return found
 
-    def _facts(self, recorded: RecordedEvent, kind: int) -> Iterator[Any]:
+    def _facts(self, recorded: RecordedDelivery, kind: int) -> Iterator[Any]:
         event, evidence = recorded.event, recorded.event.evidence
         sent_at, published_at = _publication(event)
         content = keys.content_hash(event)

@@ -61,8 +61,13 @@ class Examples:
         first, second = (self._event(position) for position in (example.first, example.second))
         if first is None or second is None:
             return None
-        names = (self._name(self._places[position]) for position in (example.first, example.second))
-        return ShownExample(*names, first.type, second.type, list(self._members(first, second)))
+        return ShownExample(
+            self._name(self._places[example.first]),
+            self._name(self._places[example.second]),
+            first.type,
+            second.type,
+            list(self._members(first, second)),
+        )
 
     def _name(self, place: DeliveryPlace) -> str:
         item = f", event {place.item + 1}" if place.item else ""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.analysis.candidates import AUTO, Candidate, Origin
+from oncegate.analysis.candidates import KeyCandidate, Origin
 from oncegate.analysis.database import RecordingDatabase
 from oncegate.errors import OncegateError
 
@@ -41,7 +41,7 @@ class MergeExample(Struct, frozen=True):
     second: int
 
 
-class Judgement(Struct, frozen=True):
+class KeyJudgement(Struct, frozen=True):
     """What a candidate does with the deliveries of a type. `wrong` is the number of events that have the key of a
     different event. `doubtful` is the number of merged deliveries that may be different events. `conflicts` is the
     number of deliveries with other content under one id that are merged. `halves` has the share of duplicates caught
@@ -84,7 +84,16 @@ class Judgement(Struct, frozen=True):
         """A sort key, the best judgement first: lose nothing, then catch all copies, then be simple."""
         maker = "yours" if self.origin == "yours" else self.name.partition("(")[0]
         simplicity = _ORDER.index(maker) if maker in _ORDER else len(_ORDER)
-        return (self.wrong, self.keyless, self.dropped, self.missed, -self.inferred, simplicity, len(self.name), self.name)
+        return (
+            self.wrong,
+            self.keyless,
+            self.dropped,
+            self.missed,
+            -self.inferred,
+            simplicity,
+            len(self.name),
+            self.name,
+        )
 
 
 class Half(Struct, frozen=True):
@@ -94,14 +103,16 @@ class Half(Struct, frozen=True):
     wrong: int
 
 
-class Column(Struct, frozen=True):
+class CandidateColumn(Struct, frozen=True):
     """A candidate and the SQL expression of its key."""
 
-    candidate: Candidate
+    candidate: KeyCandidate
     key: str
 
 
-def judge(database: RecordingDatabase, column: Column, traffic: Mapping[int, Traffic], half: int) -> dict[int, Judgement]:
+def judge(
+    database: RecordingDatabase, column: CandidateColumn, traffic: Mapping[int, Traffic], half: int
+) -> dict[int, KeyJudgement]:
     """The judgement of a candidate for each type."""
     names = column.candidate.names
     database.run("by_key", key=column.key, half=half)
@@ -119,17 +130,17 @@ def judge(database: RecordingDatabase, column: Column, traffic: Mapping[int, Tra
 
 
 def _judgement(
-    candidate: Candidate,
+    candidate: KeyCandidate,
     traffic: Traffic,
     kind: int,
     caught: Sequence[int],
     merged: Mapping[tuple[str, int], Sequence[Any]],
     missed: Mapping[int, MergeExample],
-) -> Judgement:
+) -> KeyJudgement:
     none = (0, 0, None, None)
     wrong, wrong_early, lost, original = merged.get(("wrong", kind), none)
     with_key, duplicates, early = (int(each or 0) for each in caught)
-    return Judgement(
+    return KeyJudgement(
         name=candidate.name_for(kind),
         origin=candidate.origin,
         deliveries=traffic.deliveries,
@@ -146,7 +157,7 @@ def _judgement(
     )
 
 
-def total(judgements: Iterable[Judgement]) -> Judgement:
+def total(judgements: Iterable[KeyJudgement]) -> KeyJudgement:
     """The judgement of one candidate for all types together."""
     each = list(judgements)
     if not each:
@@ -155,23 +166,26 @@ def total(judgements: Iterable[Judgement]) -> Judgement:
     def sum_of(name: str) -> int:
         return sum(getattr(one, name) for one in each)
 
-    halves = [Half(sum(one.halves[n].caught for one in each), sum(one.halves[n].wrong for one in each)) for n in (0, 1)]
-    return Judgement(
-        each[0].name,
-        each[0].origin,
-        *(sum_of(name) for name in ("deliveries", "keyless", "caught", "missed", "inferred", "doubtful", "conflicts")),
-        sum_of("wrong"),
-        (halves[0], halves[1]),
-        next((one.lost_example for one in each if one.lost_example), None),
-        next((one.missed_example for one in each if one.missed_example), None),
+    def half(place: int) -> Half:
+        return Half(sum(one.halves[place].caught for one in each), sum(one.halves[place].wrong for one in each))
+
+    return KeyJudgement(
+        name=each[0].name,
+        origin=each[0].origin,
+        deliveries=sum_of("deliveries"),
+        keyless=sum_of("keyless"),
+        caught=sum_of("caught"),
+        missed=sum_of("missed"),
+        inferred=sum_of("inferred"),
+        doubtful=sum_of("doubtful"),
+        conflicts=sum_of("conflicts"),
+        wrong=sum_of("wrong"),
+        halves=(half(0), half(1)),
+        lost_example=next((one.lost_example for one in each if one.lost_example), None),
+        missed_example=next((one.missed_example for one in each if one.missed_example), None),
     )
 
 
-def best(judgements: Iterable[Judgement]) -> Judgement:
+def best(judgements: Iterable[KeyJudgement]) -> KeyJudgement:
     """The best judgement of a strategy that the settings can name."""
-    found = [each for each in judgements if each.is_setting]
-    return min(found, key=lambda each: each.rank, default=None) or _none()
-
-
-def _none() -> Judgement:
-    return Judgement(AUTO, "oncegate", 0, 0, 0, 0, 0, 0, 0, 0, (Half(0, 0), Half(0, 0)))
+    return min((each for each in judgements if each.is_setting), key=lambda each: each.rank)

@@ -7,22 +7,20 @@ process reads the events of its batches and appends their rows to a file of its 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from oncegate.analysis.delivery_rows import RecordedEvent, Rows
+from oncegate.analysis.delivery_rows import RecordedDelivery, Rows
 from oncegate.analysis.log_lines import logged_documents
-from oncegate.canonical import encode
-from oncegate.events import Event
 from oncegate.sources import NO_HINTS, Hints, read
 
-ITEMS: Final = 1 << 20  # positions that one document may use; a position is document × ITEMS + item
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
+
+ITEMS: Final = 1 << 20  # positions for each document: a position is the number of the document * ITEMS + item
 MOST_SHOWN: Final = 100  # unreadable documents that are listed; all are counted
 _MOST_WAITING: Final = 2  # batches for each worker
 _SMALL: Final = 8 * 1024 * 1024  # bytes; a smaller recording is read in this process, because processes start slowly
@@ -80,26 +78,16 @@ class RowOptions(Struct, frozen=True):
         return Rows(self.found, self.own)
 
 
-def recorded_events(batch: DocumentBatch, hints: Hints) -> Iterator[RecordedEvent]:
+def recorded_events(batch: DocumentBatch, hints: Hints) -> Iterator[RecordedDelivery]:
     """The events of a batch, also those that cannot be read."""
     for number, (place, raw) in enumerate(batch.documents, batch.first):
         item = 0
         for logged in logged_documents(raw):
-            for event in _events(logged.raw, hints):
-                yield RecordedEvent(
+            for event in read(logged.raw, hints=hints):
+                yield RecordedDelivery(
                     number * ITEMS + item, batch.file, place, len(raw), item, event, logged.logged_at
                 )
                 item += 1
-
-
-def _events(raw: bytes, hints: Hints) -> list[Event]:
-    """The events of a document. The first byte of a document is not always JSON in a log, so text that is no JSON is
-    one unreadable event."""
-    return [_with_raw(event) for event in read(raw, hints=hints)]
-
-
-def _with_raw(event: Event) -> Event:
-    return event if event.raw or event.problem else replace(event, raw=encode(event.body))
 
 
 class RowWriter:
@@ -165,6 +153,9 @@ def write_rows(
                 total = total.plus(writer.write(batch))
                 on_batch(batch.read)
             return total
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     # spawn, because the process may have threads, such as the thread of the progress bar
     context = get_context("spawn")
     with ProcessPoolExecutor(count, context, _start_worker, (options, str(folder))) as pool:
@@ -172,7 +163,7 @@ def write_rows(
 
 
 def _collected(
-    pool: ProcessPoolExecutor,
+    pool: "ProcessPoolExecutor",
     batches: Iterable[DocumentBatch],
     most_waiting: int,
     on_batch: Callable[[int], object],

@@ -133,6 +133,15 @@ near as (
 select timeline, state, occurred_at, emission, rank from changes
 where timeline in (select timeline from near) order by timeline, first;
 
+-- name: joins
+create or replace table {table} as
+select * from read_csv(
+    {file}, header = false, auto_detect = false, columns = {'emission': 'UBIGINT', 'anchor': 'UBIGINT'}
+);
+
+-- name: window
+select max({column}) from deliveries;
+
 -- name: keyed
 create or replace view keyed as
 select d.*{joined} from deliveries d {joins};
@@ -219,7 +228,11 @@ select
         when coalesce(d.id, 0) = f.id then 'redelivery'
         else 're-emission'
     end as copy,
-    case when f.arrived_at >= 0 then d.arrived_at - f.arrived_at end as gap,
+    -- The time of an envelope or of a message is the same in each delivery of it, so an equal time says nothing.
+    case
+        when f.arrived_at < 0 or (d.arrived_at = f.arrived_at and coalesce(d.id, 0) = f.id) then null
+        else d.arrived_at - f.arrived_at
+    end as gap,
     coalesce(d.arrived_at, d.sent_at, d.occurred_at) as seen_at
 from deliveries d join labels l using (certain) join firsts f using (likely)
 where d.position <> f.position;

@@ -157,7 +157,7 @@ def dynamodb_price(events: int, copies: int, span: int, retention: int) -> tuple
     stored = events / span * retention * BYTES_PER_KEY["DynamoDB"] / 1e9
     price = units / 1e6 * WRITE_UNITS + stored * STORED
     formula = (
-        f"(2 × {monthly_events:,.0f} events + {monthly_copies:,.0f} copies) × ${WRITE_UNITS} per million write units"
-        f" + {stored:,.1f} GB × ${STORED}"
+        f"(2 * {monthly_events:,.0f} events + {monthly_copies:,.0f} copies) * ${WRITE_UNITS} per million write units"
+        f" + {stored:,.1f} GB * ${STORED}"
     )
     return price, formula

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
@@ -38,7 +38,7 @@ class S3Object(Struct, frozen=True):
         return f"s3://{self.place.bucket}/{self.key}"
 
     @contextmanager
-    def open(self) -> Iterator[io.BufferedReader]:
+    def open(self) -> Iterator[BinaryIO]:
         """The bytes of the object. They are read while they arrive."""
         try:
             answer = self.place.client().get_object(Bucket=self.place.bucket, Key=self.key)
@@ -68,7 +68,9 @@ def read_place(url: str) -> S3Place:
     parts = urlsplit(url)
     options = parse_qs(parts.query)
     if not parts.netloc or options.keys() - _OPTIONS:
-        raise SettingError(f"{url!r} is not a place in S3; write it like s3://BUCKET/PREFIX or s3://BUCKET/?region=NAME")
+        raise SettingError(
+            f"{url!r} is not a place in S3; write it like s3://BUCKET/PREFIX or s3://BUCKET/?region=NAME"
+        )
     given = {name: values[-1] for name, values in options.items()}
     return S3Place(parts.netloc, parts.path.lstrip("/"), given.get("region"), given.get("endpoint"))
 

@@ -10,7 +10,8 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from oncegate.analysis.analysis import Analysis, AnalysisOptions, analyze as run_analysis
+from oncegate.analysis.analysis import Analysis, AnalysisOptions
+from oncegate.analysis.analysis import analyze as run_analysis
 from oncegate.analysis.answer import (
     current_sentence,
     facts,
@@ -21,7 +22,8 @@ from oncegate.analysis.answer import (
     type_sentence,
 )
 from oncegate.analysis.examples import Examples
-from oncegate.analysis.judgement import Judgement
+from oncegate.analysis.judgement import KeyJudgement
+from oncegate.analysis.report import report
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CliCommand, FileName
 from oncegate.cli.options import number, output_option, with_settings
@@ -160,7 +162,7 @@ def _export_path(file: str | None) -> Path | None:
 def _analyzed(files: list[RecordingFile], folder: Path, options: AnalysisOptions, export: Path | None) -> Analysis:
     size = sum(each.size for each in files)
     with _progress(size) as (on_batch, on_step):
-        found = run_analysis(
+        return run_analysis(
             sample(files),
             batches(files),
             folder,
@@ -170,7 +172,6 @@ def _analyzed(files: list[RecordingFile], folder: Path, options: AnalysisOptions
             on_step=on_step,
             export=export,
         )
-    return found
 
 
 @contextmanager
@@ -227,7 +228,7 @@ def _show_comparison(analysis: Analysis) -> None:
     show_table(_HEADERS, rows, _ESSENTIAL, required=("strategy", "lost"))
 
 
-def _row(found: Judgement) -> tuple[Any, ...]:
+def _row(found: KeyJudgement) -> tuple[Any, ...]:
     counts = (found.caught, found.missed, found.inferred, found.wrong, found.doubtful, found.conflicts, found.keyless)
     return (found.name, *(f"{count:,}" for count in counts))
 
@@ -236,12 +237,11 @@ def _row(found: Judgement) -> tuple[Any, ...]:
 
 
 def _write_report(file: str, analysis: Analysis, examples: Examples, names: list[str]) -> None:
-    from oncegate.analysis.report import report
-
+    text = report(analysis, examples, names)
     try:
         # Examples may hold personal data. Like a store, a new file is readable only by its owner.
         with open(file, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
-            stream.write(report(analysis, examples, names))
+            stream.write(text)
     except OSError as error:
         raise TargetError(f"cannot write {file}: {error.strerror or error}") from error
 
@@ -291,7 +291,7 @@ def _fields(analysis: Analysis, examples: Examples, files: list[str]) -> dict[st
     }
 
 
-def _judgement_fields(found: Judgement, examples: Examples | None, source: str = "") -> dict[str, Any]:
+def _judgement_fields(found: KeyJudgement, examples: Examples | None, source: str = "") -> dict[str, Any]:
     return {
         "strategy": found.name,
         "called": spoken_name(found.name, source),

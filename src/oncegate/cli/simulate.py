@@ -36,9 +36,7 @@ _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
 _DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
-_ONLY_GENERATED: Final = (
-    *("events", "reemit", "rewrap", "echo", "window", "untimed", "conflict", "invalid", "start"),
-)
+_ONLY_GENERATED: Final = (*("events", "reemit", "rewrap", "echo", "window", "untimed", "conflict", "invalid", "start"),)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
