@@ -18,6 +18,7 @@ from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, 
 from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
 from oncegate.analysis.timing import Choice, Timing, choose_retention, choose_window, measure
 from oncegate.durations import microseconds
+from oncegate.errors import OncegateError
 from oncegate.events import Event
 from oncegate.sources import NO_HINTS, Hints
 
@@ -112,6 +113,8 @@ def analyze(
     own = tuple(dict.fromkeys((options.current, *options.own)))
     row_options = RowOptions(found, own, options.hints)
     read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
+    if not read.deliveries:
+        raise OncegateError(f"there is no event in the recording; it has {read.unreadable} unreadable documents")
     database = RecordingDatabase(folder, options.workers)
     try:
         on_step("grouping deliveries")
@@ -241,6 +244,6 @@ def _positions(judgement: KeyJudgement) -> list[int]:
 def _exported(found: Sequence[KeyCandidate]) -> list[str]:
     """The columns of an export: the digests that group deliveries, their times, and the key of each candidate."""
     names = ["position", "file", "place", "item", "kind", "occurred_at", "sent_at", "arrived_at", "is_own", "is_replay"]
-    names += ["body", "content", "certain", "likely", "possible", "same_id"]
+    names += ["body", "content", "certain"]
     named = [f'{each.column} as "{each.name}"' for each in found]
-    return [f"d.{name}" if name == "certain" else name for name in names] + ['s_key as "state_change"', *named]
+    return [*(f"d.{name}" for name in names), "likely", "same_id", "possible", 's_key as "state_change"', *named]

@@ -1,6 +1,5 @@
 """The answer of an analysis in sentences, and the settings that follow from it."""
 
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -247,5 +246,5 @@ def settings_text(analysis: Analysis) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "oncegate.toml"
         path.write_text(text, encoding="utf-8")
-        load(path, environ={name: os.environ[name] for name in ("PATH",) if name in os.environ})
+        load(path, environ={})
     return text

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from oncegate.analysis.candidates import KeyCandidate, Origin
 from oncegate.analysis.database import RecordingDatabase
-from oncegate.errors import OncegateError
 
 # Of several candidates that are equally good, the simplest is best.
 _ORDER: Final = ("auto", "event_id", "content", "first", "state_change")
@@ -160,8 +159,6 @@ def _judgement(
 def total(judgements: Iterable[KeyJudgement]) -> KeyJudgement:
     """The judgement of one candidate for all types together."""
     each = list(judgements)
-    if not each:
-        raise OncegateError("the recording has no event to judge")
 
     def sum_of(name: str) -> int:
         return sum(getattr(one, name) for one in each)

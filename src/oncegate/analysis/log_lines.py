@@ -24,6 +24,11 @@ class LoggedDocument(Struct, frozen=True, gc=False):
     logged_at: int | None = None
 
 
+def is_log_line(raw: bytes) -> bool:
+    """Whether this is a line of an export of CloudWatch Logs to S3: a time, a blank and a document."""
+    return raw[:1] in _DIGITS and _EXPORTED.match(raw) is not None
+
+
 def logged_documents(raw: bytes) -> Iterator[LoggedDocument]:
     """The documents in one line or document of a recording. Text that is not from CloudWatch Logs is returned
     unchanged."""

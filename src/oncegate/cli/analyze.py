@@ -55,9 +55,9 @@ _ESSENTIAL = ("strategy", "lost", "missed", "caught", "echoes", "may be lost", "
     cls=CliCommand,
     short_help="Choose a key from recorded traffic.",
     examples=(
-        "oncegate analyze recording.jsonl",
-        "oncegate analyze exports/ --html report.html",
-        """oncegate analyze recording.jsonl.gz --key 'fields("conversationId", "eventTime")' --window 2s""",
+        "oncegate analyze events.jsonl",
+        "oncegate analyze events.jsonl --html report.html",
+        """oncegate analyze events.jsonl --key 'fields("data.case.id")' --window 2s""",
         "cat events.jsonl | oncegate analyze - --output json",
     ),
     exit_codes={
@@ -67,7 +67,7 @@ _ESSENTIAL = ("strategy", "lost", "missed", "caught", "echoes", "may be lost", "
         exit_codes.LOSES_EVENTS: "the current settings would lose events of the recording",
     },
 )
-@click.argument("files", metavar="FILE|FOLDER|s3://BUCKET/PREFIX|-...", type=FileName(), nargs=-1, required=True)
+@click.argument("files", metavar="FILE...", type=FileName(), nargs=-1, required=True)
 @click.option("--key", "strategies", metavar="STRATEGY", multiple=True, help="A strategy to judge, too; repeatable.")
 @click.option("--window", "echo_window", metavar="DURATION", help="Also judge state_change with this window.")
 @click.option("--html", "html_file", type=FileName(), metavar="FILE", help="Write a report for a browser.")
@@ -102,10 +102,10 @@ def analyze(
 ) -> int:
     """Find the copies in recorded traffic, judge key strategies on it, and recommend key, window and retention.
 
-    FILE holds JSON documents in any of the usual forms, also compressed with gzip or zstd: a document, an array, one
-    document per line, documents in a row (S3 exports of Firehose), exports of CloudWatch Logs, dumps of SQS, or the
-    output of oncegate events export. A FOLDER is read with all its files, in the order of their names. Nothing is
-    claimed, run or stored.
+    A FILE holds JSON documents, also compressed with gzip or zstd: a document, an array, one document per line,
+    documents in a row (exports of Firehose to S3), exports of CloudWatch Logs, dumps of SQS, or the output of oncegate
+    events export. FILE can also be a folder, whose files are read in the order of their names, s3://BUCKET/PREFIX, or -
+    for stdin. Nothing is claimed, run or stored.
     """
     options = _options(settings, strategies, echo_window)
     export = _export_path(export_file)

@@ -20,6 +20,7 @@ import click
 import msgspec
 from msgspec import Raw, Struct
 
+from oncegate.analysis.log_lines import is_log_line
 from oncegate.cli import exit_codes
 from oncegate.cli.output import Progress, print_error
 from oncegate.errors import MissingExtra
@@ -148,8 +149,10 @@ def _lines(stream: Iterable[bytes], first: int = 1, offset: int = 0) -> Iterator
 
 def _is_line_format(first: bytes, second: bytes) -> bool:
     """Whether each line is a document. The first line may be broken if the second line is a complete document and does
-    not continue the first line."""
-    return _is_complete(first) or (not first.endswith(_CONTINUES) and _is_complete(second, b"{"))
+    not continue the first line. A line of a log is a time and a document."""
+    if _is_complete(first) or is_log_line(first) or is_log_line(second):
+        return True
+    return not first.endswith(_CONTINUES) and _is_complete(second, b"{")
 
 
 def _is_complete(raw: bytes, start: bytes = b"") -> bool:
