@@ -23,5 +23,6 @@ def batch_of(documents: Iterable[bytes | dict[str, Any]]) -> DocumentBatch:
 def analyzed(
     documents: Sequence[bytes | dict[str, Any]], folder: Path, *, export: Path | None = None, **options: Any
 ) -> Analysis:
+    folder.mkdir(exist_ok=True)
     batch = batch_of(documents)
     return analyze([batch], [batch], folder, AnalysisOptions(**options), size=0, export=export)

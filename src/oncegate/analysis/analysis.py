@@ -14,7 +14,7 @@ from oncegate.analysis.candidates import STATE_CHANGE, KeyCandidate, candidates
 from oncegate.analysis.combinations import MOST_EVENTS, sampled_combinations
 from oncegate.analysis.database import DeliveryPlace, RecordingDatabase
 from oncegate.analysis.delivery_rows import MOST_FIELDS, Rows
-from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, best, judge, total
+from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, best, judge, read_traffic, total
 from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
 from oncegate.analysis.timing import Choice, Timing, choose_retention, choose_window, measure
 from oncegate.durations import microseconds
@@ -154,7 +154,7 @@ def _judged(
     options: AnalysisOptions,
     on_step: Callable[[str], object],
 ) -> Analysis:
-    traffic = {kind: _traffic(*map(int, counts)) for kind, *counts in database.run("kinds")}
+    traffic = read_traffic(database)
     timing = measure(database)
     window = choose_window(timing.echoes, timing.window_curve)
     columns = _columns(database, found, window.duration)
@@ -180,10 +180,6 @@ def _judged(
         own=options.own,
         places=database.places(examples),
     )
-
-
-def _traffic(deliveries: int, certain: int, likely: int, same_id: int, possible: int) -> Traffic:
-    return Traffic(deliveries, deliveries - certain, certain - likely, same_id - possible, likely - same_id)
 
 
 def _columns(database: RecordingDatabase, found: Sequence[KeyCandidate], window: str) -> list[CandidateColumn]:

@@ -20,7 +20,7 @@ _LEAST_EVENTS: Final = 20  # a combination that distinguishes fewer events means
 _DEEPEST: Final = 4
 _LONGEST: Final = 256
 _IDENTIFYING: Final = re.compile(r"(?i)id$|key$|number$|version$|sequence|time|date|state|status|type|name$")
-_PLAIN_PATH: Final = re.compile(r"[A-Za-z_$][\w$-]*(?:\.[A-Za-z_$][\w$-]*)*", re.ASCII)
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z_$][\w$-]*", re.ASCII)
 
 
 def combinations(events: Sequence[Event], most: int) -> list[str]:
@@ -66,11 +66,12 @@ def leaves(value: Any, before: str = "", depth: int = 0) -> Iterator[tuple[str, 
     if type(value) is not dict or depth == _DEEPEST:
         return
     for name, inner in value.items():
-        path = f"{before}{name}"
+        if not _PLAIN_NAME.fullmatch(name):
+            continue
         if type(inner) is dict:
-            yield from leaves(inner, f"{path}.", depth + 1)
-        elif type(inner) in (str, int, float, bool) and inner != "" and _PLAIN_PATH.fullmatch(path):
-            yield path, inner if type(inner) is not str else inner[:_LONGEST]
+            yield from leaves(inner, f"{before}{name}.", depth + 1)
+        elif type(inner) in (str, int, float, bool) and inner != "":
+            yield f"{before}{name}", inner if type(inner) is not str else inner[:_LONGEST]
 
 
 def _strangeness(paths: Iterable[str]) -> int:

@@ -92,8 +92,7 @@ class RecordingDatabase:
         """Add a label: groups that have a bridge in common get the same label."""
         self.run(bridges)
         self.run("multiple")
-        remaining = None
-        while remaining != (remaining := self.run("remaining")):
+        while self.run("remaining") != [(0,)]:
             self.run("spread")
         self.run("widen", before=before, label=label)
 

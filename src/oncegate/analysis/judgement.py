@@ -109,6 +109,15 @@ class CandidateColumn(Struct, frozen=True):
     key: str
 
 
+def read_traffic(database: RecordingDatabase) -> dict[int, Traffic]:
+    """The traffic of each type."""
+    found = {}
+    for kind, *counts in database.run("kinds"):
+        deliveries, certain, likely, same_id, possible = map(int, counts)
+        found[kind] = Traffic(deliveries, deliveries - certain, certain - likely, same_id - possible, likely - same_id)
+    return found
+
+
 def judge(
     database: RecordingDatabase, column: CandidateColumn, traffic: Mapping[int, Traffic], half: int
 ) -> dict[int, KeyJudgement]:

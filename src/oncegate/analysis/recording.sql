@@ -101,14 +101,16 @@ create or replace table bridges as
 select * from bridges where bridge in (select bridge from bridges group by bridge having count(*) > 1);
 
 -- name: spread
--- One round in which groups with a common bridge get one label.
+-- One round in which groups with a common bridge get the least of their labels, and then the label of the group that
+-- has this label. So the number of rounds grows only with the logarithm of the longest chain.
 create or replace table bridges as
 with by_bridge as (select bridge, min(label) as label from bridges group by bridge),
 by_origin as (select origin, min(b.label) as label from bridges join by_bridge b using (bridge) group by origin)
-select s.bridge, s.origin, g.label from bridges s join by_origin g using (origin);
+select s.bridge, s.origin, least(g.label, coalesce(f.label, g.label)) as label
+from bridges s join by_origin g using (origin) left join by_origin f on f.origin = g.label;
 
 -- name: remaining
-select count(distinct label) from bridges;
+select count(*) from (select bridge from bridges group by bridge having min(label) <> max(label));
 
 -- name: widen
 create or replace table labels as
