@@ -25,8 +25,8 @@ CALL = "5d1f0a52-3c1e-4f57-9a6e-0c2b7f3e1a10"
 TOPIC = "v2.detail.events.conversation.{id}.attributes"
 
 
-def delivered(number: str, at: int = 0, **attributes: str) -> dict[str, Any]:
-    body = {"eventTime": 1_770_091_506_123 + at, "conversationId": CALL, "participantId": "p", "attributes": attributes}
+def delivered(number: str, **attributes: str) -> dict[str, Any]:
+    body = {"eventTime": 1_770_091_506_123, "conversationId": CALL, "participantId": "p", "attributes": attributes}
     detail = {"topicName": TOPIC.replace("{id}", CALL), "eventBody": body, "timestamp": "2026-02-03T04:05:06.300Z"}
     return {"id": number, "detail-type": TOPIC, "source": "aws.partner/genesys.com/x", "detail": detail}
 
@@ -264,5 +264,5 @@ class TestExport:
             )
         ]
         judged = {each["strategy"]: each for each in found["strategies"]}
-        lost = duckdb.sql(self.GROUPED.format(file=tmp_path / name)).fetchall()
+        lost = duckdb.execute(self.GROUPED.format(file=tmp_path / name)).fetchall()
         assert sum(count for _, count in lost) == judged["entity + time"]["lost"] > 0

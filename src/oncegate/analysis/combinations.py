@@ -5,10 +5,11 @@ events of the sample is minimal if no part of it does. The result is a suggestio
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
-from oncegate import keys
+from oncegate.analysis.delivery_rows import without_times
+from oncegate.canonical import content_digest
 from oncegate.events import Event
 
 MOST_PATHS: Final = 30
@@ -24,14 +25,18 @@ _PLAIN_NAME: Final = re.compile(r"[A-Za-z_$][\w$-]*", re.ASCII)
 
 
 def combinations(events: Sequence[Event], most: int) -> list[str]:
-    """The best minimal combinations for events of one type, as strategies, such as `fields("case.id", "status")`."""
-    distinct: dict[bytes, Event] = {}
+    """The best minimal combinations for events of one type, as strategies, such as `fields("case.id", "status")`.
+
+    Events with the same time and the same body, apart from other times in it, count as copies. A path at which copies
+    differ is not stable, and is left out."""
+    groups: dict[Any, list[Event]] = {}
     for event in events:
-        distinct.setdefault(keys.content_hash(event), event)
-    rows = list(distinct.values())[:MOST_EVENTS]
+        groups.setdefault((event.occurred_at, content_digest(without_times(event.body))), []).append(event)
+    rows = [group[0] for group in groups.values()][:MOST_EVENTS]
     if len(rows) < _LEAST_EVENTS:
         return []
-    columns = _columns(rows)
+    unstable = set().union(*map(_unstable, groups.values()))
+    columns = _columns(rows, unstable)
     found = sorted(_minimal(columns, len(rows)), key=lambda paths: (len(paths), _strangeness(paths), paths))
     return [f"fields({', '.join(_quoted(path) for path in paths)})" for paths in found[:most]]
 
@@ -40,9 +45,15 @@ def _quoted(path: str) -> str:
     return f'"{path}"'
 
 
-def _columns(rows: Sequence[Event]) -> dict[str, list[int]]:
-    """The best paths, each with the number of its value in each row. A path must have values in nearly all rows, and
-    more than one value."""
+def _unstable(copies: Sequence[Event]) -> set[str]:
+    """The paths at which copies of an event differ."""
+    first = dict(leaves(copies[0].body))
+    return {path for copy in copies[1:] for path, _ in first.items() ^ dict(leaves(copy.body)).items()}
+
+
+def _columns(rows: Sequence[Event], unstable: Set[str]) -> dict[str, list[int]]:
+    """The best stable paths, each with the number of its value in each row. A path must have values in nearly all rows,
+    and more than one value."""
     values: dict[str, list[Any]] = {}
     for place, event in enumerate(rows):
         for path, value in leaves(event.body):
@@ -54,7 +65,7 @@ def _columns(rows: Sequence[Event]) -> dict[str, list[int]]:
         present = sum(value is not None for value in column)
         numbers: dict[Any, int] = {}
         coded = [numbers.setdefault(value, len(numbers)) for value in column]
-        if present >= _LEAST_PRESENCE * len(rows) and len(numbers) > 1:
+        if path not in unstable and present >= _LEAST_PRESENCE * len(rows) and len(numbers) > 1:
             found[path] = coded + [len(numbers)] * (len(rows) - len(coded))
     best = sorted(found, key=lambda path: (_strangeness((path,)), -len(set(found[path])), path))
     return {path: found[path] for path in best[:MOST_PATHS]}

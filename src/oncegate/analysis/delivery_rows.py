@@ -221,7 +221,7 @@ def _change(event: Event) -> tuple[int | None, ...]:
         return (None, None, None, None, None)
     assert key.change is not None  # noqa: S101  # state_change makes no other key
     change = key.change
-    skeleton = int.from_bytes(content_digest(_without_times(event.body))[:8], "big")
+    skeleton = int.from_bytes(content_digest(without_times(event.body))[:8], "big")
     state = _as_int(short_digest(change.state))
     return (skeleton, _as_int(change.timeline[:8]), state, change.rank, _as_int(key.digest[:8]))
 
@@ -231,10 +231,11 @@ def _is_time_name(name: str) -> bool:
     return _TIME_NAME.search(name) is not None
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
+    """A body without the members that are named like a time. Two emissions of one change often differ only in these."""
     if type(value) is dict:
         return {
-            name: _without_times(each) if type(each) is dict else each
+            name: without_times(each) if type(each) is dict else each
             for name, each in value.items()
             if not (_is_time_name(name) and type(each) in (int, str, float))
         }
