@@ -56,8 +56,10 @@ def test_numbers(count: int, noun: str, text: str) -> None:
 
 def test_names() -> None:
     """Keys of tutorials have the names that tutorials use, topics are short, and sizes have units."""
-    assert spoken_name("entity + type + time", "genesys") == "conversationId + type + timestamp"
-    assert spoken_name("entity + time to the minute", "genesys") == "conversationId + minute"
+    call = "v2.detail.events.conversation.{id}.acd.end"
+    assert spoken_name("entity + type + time", "genesys", call) == "conversationId + type + timestamp"
+    assert spoken_name("entity + time to the minute", "genesys", call) == "conversationId + minute"
+    assert spoken_name("entity + state", "genesys", "v2.users.{id}.presence") == "the entity + state"
     assert spoken_name("entity", "plain") == "the entity"
     assert spoken_name("envelope id", "genesys") == "the envelope id"
     assert spoken_name("auto", "genesys") == "auto"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -127,7 +128,18 @@ def check_counts(sent: list[PlannedDelivery], analysis: Analysis) -> None:
     assert analysis.traffic.conflicts == kinds["conflict"]
     copies = sum(count for kind, count in kinds.items() if kind in (*CERTAIN, "state-echo"))
     assert analysis.traffic.duplicates + analysis.traffic.inferred == copies
+    found = Counter[str]()
+    for each in analysis.types:
+        for copy in each.copies:
+            found[copy.kind] += copy.count
+    if not sent_out_of_order(sent):
+        assert found == Counter({kind: kinds[kind] for kind in found})  # type: ignore[index]
     assert analysis.of("auto").missed == 0
+
+
+def sent_out_of_order(sent: list[PlannedDelivery]) -> bool:
+    """Whether a copy arrives before the first delivery. Then another delivery is the first, and kinds differ."""
+    return any(one.number > other.number for one, other in pairwise(sent))
 
 
 @pytest.mark.parametrize("name", ["entity + time", "content"])

@@ -16,17 +16,22 @@ from oncegate.times import readable_time
 
 # What tutorials call the entity and the time of an event.
 _ENTITIES: Final = {"genesys": "conversationId", "cxone": "the case or contact id"}
+_CONVERSATIONS: Final = ("conversation", "openmessaging")  # types of Genesys events whose entity is a conversation
 # The keys of tutorials that a sentence names, the most plausible first.
 _NAMED: Final = ("entity + type + time", "entity + time", "entity + state", "envelope id", "entity")
 _MOST_PATHS: Final = 3
 _UNITS: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
-def spoken_name(name: str, source: str) -> str:
-    """A candidate as users call it: `conversationId + timestamp` for the tutorial key `entity + time`."""
+def spoken_name(name: str, source: str, kind: str | None = None) -> str:
+    """A candidate as users call it: `conversationId + timestamp` for the tutorial key `entity + time` of events whose
+    entity is a conversation."""
     if not name.startswith("entity"):
         return f"the {name}" if name in ("envelope id", "md5 of the document") else name
-    spoken = name.replace("entity", _ENTITIES.get(source, "the entity"), 1)
+    entity = _ENTITIES.get(source, "the entity")
+    if source == "genesys" and not any(word in (kind or "") for word in _CONVERSATIONS):
+        entity = "the entity"
+    spoken = name.replace("entity", entity, 1)
     return spoken.replace("+ time to the minute", "+ minute").replace("+ time", "+ timestamp")
 
 
@@ -123,11 +128,11 @@ def _warnings(found: TypeAnalysis, examples: Examples | None) -> Iterator[str]:
     for judgement in tutorials:
         if judgement.wrong:
             shown = None if examples is None else examples.show(judgement.lost_example)
-            name = spoken_name(judgement.name, found.source)
+            name = spoken_name(judgement.name, found.source, found.type)
             yield f"{name} would lose {counted(judgement.wrong, 'event')}{_such_as(shown)}"
     for judgement in tutorials:
         if judgement.missed:
-            name = spoken_name(judgement.name, found.source)
+            name = spoken_name(judgement.name, found.source, found.type)
             yield f"{name} would run {counted(judgement.missed, 'copy')} again"
 
 

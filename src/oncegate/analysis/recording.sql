@@ -34,6 +34,8 @@ select
     any_value(timeline) as timeline,
     any_value(state) as state,
     min(position) as first,
+    arg_min(coalesce(id, 0), position) as first_id,
+    arg_min(coalesce(arrived_at, -1), position) as first_arrival,
     count(*) as deliveries
 from deliveries
 group by certain;
@@ -208,36 +210,34 @@ select kind, sum(deliveries), count(*), count(distinct likely), count(distinct s
 from labels group by kind;
 
 -- name: copies
+-- A certain copy is compared with the first delivery of its certain event; the first delivery of a certain event that is
+-- probably a copy is compared with the first delivery of its likely event.
 create table copies as
-with firsts as (
-    select l.likely, min(d.position) as position, arg_min(d.certain, d.position) as certain,
-        arg_min(d.body, d.position) as body, arg_min(coalesce(d.id, 0), d.position) as id,
-        arg_min(coalesce(d.arrived_at, -1), d.position) as arrived_at
-    from deliveries d join (
-        select certain, likely from labels
-        where likely in (select likely from labels group by likely having sum(deliveries) > 1)
-    ) l using (certain)
-    group by l.likely
+with origins as (
+    select likely, arg_min(certain, first) as origin from labels group by likely having sum(deliveries) > 1
+),
+pairs as (
+    select d.*, d.position = l.first as is_inferred, case when d.position = l.first then o.origin else l.certain end as original
+    from deliveries d join labels l using (certain) join origins o using (likely)
+    where d.position <> l.first or l.certain <> o.origin
 )
 select
     d.kind,
     d.position,
-    d.certain <> f.certain and d.body <> f.body as is_echo,
-    d.certain <> f.certain as is_inferred,
+    d.is_inferred,
     case
         when d.is_replay then 'replay'
         when d.body <> f.body then 'state-echo'
-        when coalesce(d.id, 0) = f.id then 'redelivery'
+        when coalesce(d.id, 0) = f.first_id then 'redelivery'
         else 're-emission'
     end as copy,
     -- The time of an envelope or of a message is the same in each delivery of it, so an equal time says nothing.
     case
-        when f.arrived_at < 0 or (d.arrived_at = f.arrived_at and coalesce(d.id, 0) = f.id) then null
-        else d.arrived_at - f.arrived_at
+        when f.first_arrival < 0 or (d.arrived_at = f.first_arrival and coalesce(d.id, 0) = f.first_id) then null
+        else d.arrived_at - f.first_arrival
     end as gap,
     coalesce(d.arrived_at, d.sent_at, d.occurred_at) as seen_at
-from deliveries d join labels l using (certain) join firsts f using (likely)
-where d.position <> f.position;
+from pairs d join groups f on f.certain = d.original;
 
 -- name: copy_kinds
 select kind, copy, is_inferred, count(*) from copies group by all order by all;

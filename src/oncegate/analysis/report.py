@@ -154,19 +154,21 @@ def _strategies(analysis: Analysis) -> Content:
             "Caught and missed count certain copies. Lost counts events that have the key of a different event.",
             class_="soft",
         ),
-        element("div", _table(analysis.totals, analysis.recommended.name, "", None), class_="panel"),
+        element("div", _table(analysis.totals, analysis.recommended.name), class_="panel"),
     ]
 
 
-def _table(judgements: Sequence[KeyJudgement], best: str, source: str, examples: Examples | None) -> Markup:
+def _table(
+    judgements: Sequence[KeyJudgement], best: str, found: TypeAnalysis | None = None, examples: Examples | None = None
+) -> Markup:
     head = element(
         "tr", [element("th", name, class_="number" if place else None) for place, name in enumerate(_HEADERS)]
     )
-    rows = [_row(each, each.name == best, source, examples) for each in judgements]
+    rows = [_row(each, each.name == best, found, examples) for each in judgements]
     return element("table", element("thead", head), element("tbody", rows))
 
 
-def _row(found: KeyJudgement, is_best: bool, source: str, examples: Examples | None) -> Markup:
+def _row(found: KeyJudgement, is_best: bool, kind: TypeAnalysis | None, examples: Examples | None) -> Markup:
     counts = (
         *(found.caught, found.missed, found.inferred, found.wrong, found.doubtful, found.conflicts, found.keyless),
     )
@@ -175,10 +177,14 @@ def _row(found: KeyJudgement, is_best: bool, source: str, examples: Examples | N
         element("td", element("span", f"{count:,}", class_=style if count else None), class_="number", data_label=label)
         for count, style, label in zip(counts, classes, _HEADERS[1:], strict=True)
     ]
-    name = found.name if found.origin != "tutorial" else spoken_name(found.name, source)
+    name = found.name if found.origin != "tutorial" else _called(found.name, kind)
     title = element("code", name) if found.origin != "tutorial" else name
     shown = [] if examples is None else list(_examples(found, examples))
     return element("tr", element("td", title, _origin(found), shown), cells, class_="best" if is_best else None)
+
+
+def _called(name: str, kind: TypeAnalysis | None) -> str:
+    return spoken_name(name, "") if kind is None else spoken_name(name, kind.source, kind.type)
 
 
 def _origin(found: KeyJudgement) -> Content:
@@ -221,7 +227,7 @@ def _type(found: TypeAnalysis, analysis: Analysis, examples: Examples) -> Markup
         summary,
         element("p", type_sentence(found, examples)),
         element("p", f"Copies: {copies}.", class_="soft") if copies else None,
-        _table(found.judgements, found.best.name, found.source, examples),
+        _table(found.judgements, found.best.name, found, examples),
         class_="type",
         open=len(analysis.types) <= 2,
     )

@@ -283,7 +283,9 @@ def _fields(analysis: Analysis, examples: Examples, files: list[str]) -> dict[st
                 "copies": each.copies,
                 "recommended": each.best.name,
                 "sentence": type_sentence(each, examples),
-                "strategies": [_judgement_fields(judgement, examples, each.source) for judgement in each.judgements],
+                "strategies": [
+                    _judgement_fields(judgement, examples, each.source, each.type) for judgement in each.judgements
+                ],
             }
             for each in analysis.types
         ],
@@ -291,10 +293,12 @@ def _fields(analysis: Analysis, examples: Examples, files: list[str]) -> dict[st
     }
 
 
-def _judgement_fields(found: KeyJudgement, examples: Examples | None, source: str = "") -> dict[str, Any]:
+def _judgement_fields(
+    found: KeyJudgement, examples: Examples | None, source: str = "", kind: str | None = None
+) -> dict[str, Any]:
     return {
         "strategy": found.name,
-        "called": spoken_name(found.name, source),
+        "called": spoken_name(found.name, source, kind),
         "origin": found.origin,
         "presence": round(found.presence, 6),
         "caught": found.caught,
