@@ -29,8 +29,8 @@ def test_an_answer(tmp_path: Path) -> None:
     analysis = analyzed([each.copy.raw for each in deliveries(PLAN)], tmp_path, current="content")
     known = facts(analysis)
     assert "certain" in str(known["copies"])
-    assert "probably one event" in str(known["inferred"])
-    assert "may be copies or different events" in str(known["possible"])
+    assert "by inference: the same state within 5 s" in str(known["probable"])
+    assert "may be a copy or a different event" in str(known["possible"])
     assert "other content" in str(known["conflicts"])
     assert known["unreadable"] is None
     said = total_sentence(analysis)

@@ -238,8 +238,12 @@ def _positions(judgement: KeyJudgement) -> list[int]:
 
 
 def _exported(found: Sequence[KeyCandidate]) -> list[str]:
-    """The columns of an export: the digests that group deliveries, their times, and the key of each candidate."""
-    names = ["position", "file", "place", "item", "kind", "occurred_at", "sent_at", "arrived_at", "is_own", "is_replay"]
-    names += ["body", "content", "certain"]
-    named = [f'{each.column} as "{each.name}"' for each in found]
-    return [*(f"d.{name}" for name in names), "likely", "same_id", "possible", 's_key as "state_change"', *named]
+    """The columns of an export: the place and the times of each delivery, the digests that group deliveries, and its
+    key under each candidate. A digest is text, because not every tool reads whole numbers of 64 bits without a sign."""
+    plain = ["position", "file", "place", "item", "occurred_at", "sent_at", "arrived_at", "is_own", "is_replay"]
+    digests = {name: f"d.{name}" for name in ("kind", "body", "content", "certain")}
+    digests |= {name: name for name in ("likely", "same_id", "possible")}
+    digests |= {STATE_CHANGE: "s_key"} | {each.exported_name: each.column for each in found}
+    return [f"d.{name}" for name in plain] + [
+        f"lpad(lower(to_hex({column})), 16, '0') as {name}" for name, column in digests.items()
+    ]

@@ -61,16 +61,15 @@ def facts(analysis: Analysis) -> dict[str, str | None]:
     for each in analysis.types:
         for copy in each.copies:
             (inferred if copy.is_inferred else certain)[copy.kind] += copy.count
-    echoes = traffic.inferred
     return {
         "deliveries": f"{traffic.deliveries:,} of {counted(len(analysis.types), 'type')}{period(analysis)}",
         "events": f"{traffic.events:,}",
         "copies": f"{traffic.duplicates:,} certain{_listed(certain)}",
-        "inferred": f"{echoes:,} events that are probably one event with another: {INFERRED}" if echoes else None,
-        "possible": f"{traffic.possible:,} that may be copies or different events: {POSSIBLE}"
+        "probable": f"{counted(traffic.inferred, 'copy')} by inference: {INFERRED}" if traffic.inferred else None,
+        "possible": f"{counted(traffic.possible, 'delivery')} that may be a copy or a different event: {POSSIBLE}"
         if traffic.possible
         else None,
-        "conflicts": f"{traffic.conflicts:,} with the id of another event, and other content"
+        "conflicts": f"{counted(traffic.conflicts, 'delivery')} with the id of another event, and other content"
         if traffic.conflicts
         else None,
         "unreadable": f"{counted(read.unreadable, 'document')}; left out" if read.unreadable else None,

@@ -5,6 +5,7 @@ A candidate maps an event to 8 bytes, or to None if the event lacks a part of th
 of them are equal by chance is 3 in 100 million.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b, md5
 from typing import Any, Final, Literal, TypeAlias
@@ -34,6 +35,13 @@ class KeyCandidate(Struct, frozen=True):
     column: str
     origin: Origin
     names: Mapping[int, str] | None = None
+
+    @property
+    def exported_name(self) -> str:
+        """The name of its column in an export. Athena accepts only letters, digits and underscores."""
+        if self.origin == "yours":
+            return f"yours_{int(self.column[2:]) + 1}"
+        return re.sub(r"\W+", "_", self.name)
 
     def name_for(self, kind: int) -> str:
         return self.name if self.names is None else self.names[kind]

@@ -47,8 +47,8 @@ from oncegate.settings.schema import READ, SETTINGS
 
 _MOST_UNREADABLE = 5
 _EXPORTS = (".parquet", ".csv")
-_HEADERS = ("strategy", "caught", "missed", "echoes", "lost", "may be lost", "conflicts", "no key")
-_ESSENTIAL = ("strategy", "lost", "missed", "caught", "echoes", "may be lost", "no key", "conflicts")
+_HEADERS = ("strategy", "caught", "missed", "probable", "lost", "may be lost", "conflicts", "no key")
+_ESSENTIAL = ("strategy", "lost", "missed", "caught", "probable", "may be lost", "no key", "conflicts")
 
 
 @click.command(
