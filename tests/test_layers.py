@@ -132,6 +132,7 @@ WITHOUT_TESTS = {
     "console/event_filter.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "console/event_rows.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",
+    "inspection/journal_recording.py": "tests/cli/test_events.py and tests/console/pages/test_rule.py test it",
     "inspection/records.py": "tests/cli/test_explain.py and tests/cli/test_keys.py test it",
     "stores/dynamodb/__init__.py": "opens the store; every test of the store uses it",
     "stores/postgres/__init__.py": "opens the store; every test of the store uses it",
