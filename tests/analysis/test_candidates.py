@@ -1,11 +1,14 @@
 """The candidates: which there are, and what their keys are made of."""
 
+from pathlib import Path
+
 import pytest
 
 from oncegate import keys, read
 from oncegate.analysis.candidates import TUTORIALS, candidates, strategy_digest
 from oncegate.errors import MissingKey
 from oncegate.settings.parsing import parsed
+from tests.analysis import analyzed
 
 (EVENT,) = read(
     {"id": "1", "type": "call.ended", "conversationId": "c", "state": "ended", "timestamp": 1_770_091_506_123}
@@ -37,7 +40,6 @@ def test_without_a_key() -> None:
     """An event that lacks a part has no key, and so does an event for which a function of the user raises an error."""
     assert strategy_digest("event_id")(BARE) is None
     assert strategy_digest("tests.analysis.test_candidates:broken")(BARE) is None
-    assert all(made(BARE) is None for name, made in TUTORIALS.items() if name != "md5 of the document")
 
 
 def broken(_event: object) -> object:
@@ -52,18 +54,9 @@ def test_the_function_is_called() -> None:
         keys.event_id(BARE)
 
 
-@pytest.mark.parametrize(
-    ("name", "merges"),
-    [
-        ("envelope id", False),
-        ("entity", True),
-        ("entity + time", False),
-        ("entity + time to the minute", True),
-        ("entity + state", True),
-        ("entity + type + time", False),
-        ("md5 of the document", False),
-    ],
-)
-def test_keys_of_tutorials(name: str, merges: bool) -> None:
-    """Two events of one conversation, a second apart: some keys merge them."""
-    assert (TUTORIALS[name](EVENT) == TUTORIALS[name](LATER)) is merges
+def test_keys_of_tutorials(tmp_path: Path) -> None:
+    """Two events of one conversation, a second apart: some keys merge them. An event without the parts has no key."""
+    analysis = analyzed([EVENT.raw, LATER.raw, BARE.raw], tmp_path)
+    merging = {name for name in TUTORIALS if analysis.of(name).wrong + analysis.of(name).doubtful}
+    assert merging == {"entity", "entity + time to the minute", "entity + state"}
+    assert {name for name in TUTORIALS if analysis.of(name).keyless != 1} == {"md5 of the document"}

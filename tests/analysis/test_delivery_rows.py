@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oncegate import read
-from oncegate.analysis.delivery_rows import RecordedDelivery, Rows
+from oncegate.analysis.delivery_rows import RecordedDelivery, Rows, without_times
 
 TOPIC = "v2.routing.queues.{id}.users"
 
@@ -81,14 +81,27 @@ def test_the_same_data_of_two_cloud_events() -> None:
 def test_echoes() -> None:
     """Two emissions of one state change have the same skeleton if they differ only in times."""
     first, later, other = (
-        rows_of(ended("1", updatedAt=1))[0],
-        rows_of(ended("1", timestamp=1_770_091_506_400, updatedAt=2))[0],
+        rows_of(ended("1", updatedAt=1_770_091_500_000))[0],
+        rows_of(ended("1", timestamp=1_770_091_506_400, updatedAt=1_770_091_501_000))[0],
         rows_of(ended("1", agent="a"))[0],
     )
     assert first["timeline"] == later["timeline"] == other["timeline"]
     assert first["skeleton"] == later["skeleton"] != other["skeleton"]
     assert first["emission"] != later["emission"]
     assert rows_of({"value": 1})[0]["timeline"] == ""
+
+
+def test_times_in_a_body() -> None:
+    """A member is a time if a word of its name means a time, and its value is a time."""
+    at = 1_770_091_500_000
+    times = {
+        "eventTime": at,
+        "date_created": "2026-01-05T09:00:00Z",
+        "statusUpdatedAt": at,
+        "LastStateChangeTimeUTC": at,
+    }
+    others = {"update": at, "sentiment": at, "createdBy": "Ada", "candidate": at, "id": 5}
+    assert without_times({**times, **others, "inner": times}) == {**others, "inner": {}}
 
 
 def test_own_strategies() -> None:

@@ -1,13 +1,13 @@
 """The candidates for a key: the strategies of Oncegate, the keys that tutorials use, and combinations of fields.
 
-A candidate maps an event to 8 bytes, or to None if the event lacks a part of the key. Keys of Oncegate have 16 bytes;
-8 bytes are enough to compare the events of one recording: for a million different keys, the probability that any two
+A candidate maps an event to 64 bits, or to null if the event lacks a part of the key. Keys of Oncegate have 16 bytes;
+64 bits are enough to compare the events of one recording: for a million different keys, the probability that any two
 of them are equal by chance is 3 in 100 million.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b, md5
+from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -17,10 +17,8 @@ from oncegate.canonical import encode
 from oncegate.errors import MissingKey, OncegateError
 from oncegate.events import Event, StateChange
 from oncegate.settings.parsing import strategy_of
-from oncegate.times import microseconds_of
 
 Origin: TypeAlias = Literal["oncegate", "tutorial", "fields", "yours"]
-Digest: TypeAlias = Callable[[Event], bytes | None]
 
 AUTO: Final = "auto"
 STATE_CHANGE: Final = "state_change"
@@ -28,8 +26,9 @@ MINUTE: Final = 60_000_000  # microseconds
 
 
 class KeyCandidate(Struct, frozen=True):
-    """`name` is the strategy as the settings write it, or the name of a tutorial's key. `column` is the name of its
-    column in the table of deliveries. A candidate with `names` is another combination of fields for each type."""
+    """`name` is the strategy as the settings write it, or the name of a tutorial's key. `column` is the column of the
+    key in the table of deliveries, or an expression. A candidate with `names` is another combination of fields for each
+    type."""
 
     name: str
     column: str
@@ -72,57 +71,22 @@ def strategy_digest(name: str) -> Callable[[Event], KeyDigest | None]:
     return made
 
 
-# ── the keys of tutorials ─────────────────────────────────────────────────────────────────────────────────
-
-
 def short_digest(*parts: Any) -> bytes:
     return blake2b(encode(parts), digest_size=8).digest()
 
 
-def _envelope_id(event: Event) -> bytes | None:
-    return None if event.id is None else short_digest(event.id)
-
-
-def _entity(event: Event) -> bytes | None:
-    return None if event.entity is None else short_digest(event.entity)
-
-
-def _entity_and_time(event: Event) -> bytes | None:
-    if event.entity is None or event.occurred_at is None:
-        return None
-    return short_digest(event.entity, microseconds_of(event.occurred_at))
-
-
-def _entity_and_minute(event: Event) -> bytes | None:
-    if event.entity is None or event.occurred_at is None:
-        return None
-    return short_digest(event.entity, microseconds_of(event.occurred_at) // MINUTE)
-
-
-def _entity_and_state(event: Event) -> bytes | None:
-    if event.entity is None or (event.state is None and event.type is None):
-        return None
-    return short_digest(event.entity, event.state or event.type)
-
-
-def _entity_type_and_time(event: Event) -> bytes | None:
-    if event.entity is None or event.occurred_at is None:
-        return None
-    return short_digest(event.entity, event.type, microseconds_of(event.occurred_at))
-
-
-def _document(event: Event) -> bytes | None:
-    return md5(event.raw, usedforsecurity=False).digest()[:8] if event.raw else None
-
-
-TUTORIALS: Final[Mapping[str, Digest]] = {
-    "envelope id": _envelope_id,
-    "entity": _entity,
-    "entity + time": _entity_and_time,
-    "entity + time to the minute": _entity_and_minute,
-    "entity + state": _entity_and_state,
-    "entity + type + time": _entity_type_and_time,
-    "md5 of the document": _document,
+# The keys of tutorials, as expressions of SQL on the columns of a row. They are made in the database, which is faster
+# than to make them for each row.
+TUTORIALS: Final[Mapping[str, str]] = {
+    "envelope id": "envelope",
+    "entity": "entity",
+    "entity + time": "case when entity is not null and occurred_at is not null then hash(entity, occurred_at) end",
+    "entity + time to the minute": "case when entity is not null and occurred_at is not null"
+    f" then hash(entity, occurred_at // {MINUTE}) end",
+    "entity + state": "case when entity is not null then hash(entity, coalesce(reported, kind)) end",
+    "entity + type + time": "case when entity is not null and occurred_at is not null"
+    " then hash(entity, kind, occurred_at) end",
+    "md5 of the document": "document",
 }
 BUILT_IN: Final = (AUTO, "event_id", "content")
 
@@ -132,7 +96,7 @@ def candidates(found: Mapping[int, Sequence[str]], own: Sequence[str] = ()) -> l
     of different types share columns, because the type decides which of them applies. `own` are strategies of the
     settings and of the command line. `state_change` has columns of its own, because its window is chosen later."""
     made = [KeyCandidate(name, f"k_{place}", "oncegate") for place, name in enumerate(BUILT_IN)]
-    made += [KeyCandidate(name, f"t_{place}", "tutorial") for place, name in enumerate(TUTORIALS)]
+    made += [KeyCandidate(name, expression, "tutorial") for name, expression in TUTORIALS.items()]
     for place in range(max(map(len, found.values()), default=0)):
         names = {kind: each[place] for kind, each in found.items() if len(each) > place}
         made.append(KeyCandidate(f"fields {place + 1}", f"f_{place}", "fields", names))

@@ -13,13 +13,14 @@ A row holds no text of the payload. These digests are independent of the candida
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from hashlib import md5
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from oncegate import keys
-from oncegate.analysis.candidates import BUILT_IN, TUTORIALS, KeyDigest, short_digest, strategy_digest
+from oncegate.analysis.candidates import BUILT_IN, KeyDigest, short_digest, strategy_digest
 from oncegate.canonical import content_digest
 from oncegate.errors import MissingKey
 from oncegate.events import Event
@@ -42,7 +43,10 @@ COLUMNS: Final[Mapping[str, str]] = {
     "body": "UBIGINT",
     "content": "UBIGINT",
     "certain": "UBIGINT",
-    "id": "UBIGINT",
+    "id": "UBIGINT",  # of the envelope, or of the message if there is no envelope
+    "envelope": "UBIGINT",  # the id of the envelope or of the event
+    "document": "UBIGINT",  # md5
+    "reported": "UBIGINT",  # the state that the event reports
     "subject": "UBIGINT",  # the id with type, entity, part and state: other content under it is a conflict
     "skeleton": "UBIGINT",
     "timeline": "UBIGINT",
@@ -53,7 +57,10 @@ COLUMNS: Final[Mapping[str, str]] = {
 _CHANGE_COLUMNS: Final = ("timeline", "state", "rank", "window")
 MOST_FIELDS: Final = 2  # combinations of fields for each type
 
-_TIME_NAME: Final = re.compile(r"(?i:time|date|stamp|created|updated|modified|occurred|changed)|At$|_at$|^ts$")
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_TIME_WORDS: Final = frozenset(
+    {"time", "date", "timestamp", "stamp", "at", "ts", "when", "created", "updated", "modified", "occurred", "changed"}
+)
 _DEEPEST: Final = 3
 _MOST_TIME_PATHS: Final = 8
 _state_change = keys.state_change("500ms")  # the window is not part of the key of an emission
@@ -92,7 +99,6 @@ class Rows:
         self._kinds: dict[tuple[str, str | None], int] = {}
         self._times: dict[int, list[tuple[str, ...]]] = {}
         self._built_in = [strategy_digest(name) for name in BUILT_IN]
-        self._tutorials = list(TUTORIALS.values())
         names = {name for each in (found or {}).values() for name in each}
         made = {name: strategy_digest(name) for name in names}
         self._fields = {kind: [made[name] for name in each] for kind, each in (found or {}).items()}
@@ -102,7 +108,6 @@ class Rows:
     def columns(self) -> dict[str, str]:
         """All columns of a row, with their types."""
         names = [f"k_{place}" for place in range(len(self._built_in))]
-        names += [f"t_{place}" for place in range(len(self._tutorials))]
         names += [f"f_{place}" for place in range(MOST_FIELDS)]
         found = {**COLUMNS, **dict.fromkeys(names, "UBIGINT")}
         for place in range(len(self._own)):
@@ -119,7 +124,6 @@ class Rows:
             *(recorded.position, recorded.file, recorded.place, recorded.size, recorded.item, kind),
             *self._facts(recorded, kind),
             *(_number(made(event)) for made in self._built_in),
-            *(_plain_number(made(event)) for made in self._tutorials),
             *self._field_keys(event, kind),
             *(value for made in self._own for value in _with_change(made(event))),
         ]
@@ -151,7 +155,11 @@ class Rows:
         yield _as_int(body)
         yield int.from_bytes(content[:8], "big")
         yield _as_int(certain)
-        yield None if name is None else _as_int(short_digest(name))
+        digest = None if name is None else _as_int(short_digest(name))
+        yield digest
+        yield None if event.id is None else digest
+        yield int.from_bytes(md5(event.raw, usedforsecurity=False).digest()[:8], "big") if event.raw else None
+        yield None if event.state is None else _state_number(event.state)
         subject = (kind, event.id, event.entity, event.part, event.state)
         yield None if event.id is None else _as_int(short_digest(*subject))
         yield from _change(event)
@@ -183,8 +191,9 @@ def _as_int(digest: bytes) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _plain_number(digest: bytes | None) -> int | None:
-    return None if digest is None else int.from_bytes(digest, "big")
+@lru_cache(maxsize=4096)
+def _state_number(state: str) -> int:
+    return _as_int(short_digest(state))
 
 
 def _number(key: KeyDigest | None) -> int | None:
@@ -195,7 +204,7 @@ def _with_change(key: KeyDigest | None) -> tuple[int | None, ...]:
     if key is None or key.change is None:
         return (_number(key), None, None, None, None)
     change = key.change
-    state = _as_int(short_digest(change.state))
+    state = _state_number(change.state)
     return (_number(key), _as_int(change.timeline[:8]), state, change.rank, change.window)
 
 
@@ -222,22 +231,24 @@ def _change(event: Event) -> tuple[int | None, ...]:
     assert key.change is not None  # noqa: S101  # state_change makes no other key
     change = key.change
     skeleton = int.from_bytes(content_digest(without_times(event.body))[:8], "big")
-    state = _as_int(short_digest(change.state))
+    state = _state_number(change.state)
     return (skeleton, _as_int(change.timeline[:8]), state, change.rank, _as_int(key.digest[:8]))
 
 
 @lru_cache(maxsize=4096)
 def _is_time_name(name: str) -> bool:
-    return _TIME_NAME.search(name) is not None
+    """Whether a word of the name means a time: `eventTime` and `date_created` do, `update` and `sentiment` do not."""
+    return any(word.lower() in _TIME_WORDS for word in _WORD.findall(name))
 
 
 def without_times(value: Any) -> Any:
-    """A body without the members that are named like a time. Two emissions of one change often differ only in these."""
+    """A body without the times in it: members that are named like a time, and whose value is a time. Two emissions of
+    one change often differ only in these."""
     if type(value) is dict:
         return {
             name: without_times(each) if type(each) is dict else each
             for name, each in value.items()
-            if not (_is_time_name(name) and type(each) in (int, str, float))
+            if not (_is_time_name(name) and moment(each) is not None)
         }
     return value
 

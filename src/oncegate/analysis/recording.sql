@@ -289,4 +289,8 @@ from copies where seen_at is not null group by all order by all;
 select position, file, place, size, item from deliveries where position in ({positions});
 
 -- name: export
-copy (select {columns} from keyed d join labels using (certain) order by position) to {file} ({format});
+copy (
+    select {columns}
+    from keyed d join (select certain as event, likely, same_id, possible from labels) on event = d.certain
+    order by position
+) to {file} ({format});
