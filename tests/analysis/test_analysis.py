@@ -63,5 +63,5 @@ def test_the_current_key(tmp_path: Path) -> None:
 
 def test_no_event(tmp_path: Path) -> None:
     """A recording without events is an error that says how many documents cannot be read."""
-    with pytest.raises(OncegateError, match="no event in the recording; it has 1 unreadable"):
+    with pytest.raises(OncegateError, match="no event in the recording; unreadable documents: 1"):
         analyzed([b"{broken"], tmp_path)

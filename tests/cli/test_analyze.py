@@ -145,6 +145,35 @@ class TestReading:
         found = answer(oncegate("analyze", "f", "--output", "json"))
         assert (found["deliveries"], found["unreadable"]) == (4, 1)
 
+    @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
+    def test_a_damaged_file(self, oncegate: Run, tmp_path: Path, compress: Any) -> None:
+        """A compressed file without its end is read as far as possible, and does not stop the analysis."""
+        (tmp_path / "day").mkdir()
+        text = lines([delivered(str(number), note=f"{number * 7919:x}") for number in range(3_000)]).encode()
+        (tmp_path / "day" / "a.gz").write_bytes(compress(text)[:-2_000])
+        (tmp_path / "day" / "b.json").write_text(lines(UPDATES))
+        code, out, err = oncegate("analyze", "day", "--output", "json")
+        assert code == 0
+        assert "a.gz is damaged and was read only up to the damage: " in err
+        assert 1_000 < json.loads(out)["deliveries"] < 3_005
+
+    @pytest.mark.parametrize("start", [b"\x1f\x8b", b"\x28\xb5\x2f\xfd"], ids=["gzip", "zstd"])
+    def test_no_compressed_file(self, oncegate: Run, tmp_path: Path, start: bytes) -> None:
+        """A file that only begins like a compressed file is one sentence."""
+        (tmp_path / "f").write_bytes(start + b"no compressed data at all")
+        code, _, err = oncegate("analyze", "f")
+        assert code in (1, 2)
+        assert "Traceback" not in err
+
+    @pytest.mark.parametrize("name", ["nowhere/rows.parquet", "folder.csv"])
+    def test_a_file_that_cannot_be_written(self, oncegate: Run, tmp_path: Path, name: str) -> None:
+        """An export to a place that cannot be written is one sentence."""
+        (tmp_path / "folder.csv").mkdir()
+        (tmp_path / "f").write_text(lines(UPDATES))
+        code, _, err = oncegate("analyze", "f", "--export", name)
+        assert code == 1
+        assert f"cannot write {name}: " in err
+
     def test_nothing_to_read(self, oncegate: Run, tmp_path: Path) -> None:
         """A missing file and an empty folder exit with 2, a recording without events with 1; none with a traceback."""
         (tmp_path / "empty").mkdir()

@@ -114,7 +114,7 @@ def analyze(
     row_options = RowOptions(found, own, options.hints)
     read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
     if not read.deliveries:
-        raise OncegateError(f"there is no event in the recording; it has {read.unreadable} unreadable documents")
+        raise OncegateError(f"there is no event in the recording; unreadable documents: {read.unreadable:,}")
     database = RecordingDatabase(folder, options.workers)
     try:
         on_step("grouping deliveries")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from oncegate.errors import MissingExtra
+from oncegate.errors import MissingExtra, TargetError
 from oncegate.events import StateChange
 from oncegate.stores.sql_file import read_sql, sections
 from oncegate.timelines import Timeline, place
@@ -40,6 +40,7 @@ class RecordingDatabase:
         except ImportError as error:
             raise MissingExtra("the analysis of a recording", "analyze") from error
         self._folder = folder
+        self._error = duckdb.Error
         self._connection = duckdb.connect(str(folder / "recording.duckdb"))
         self._connection.execute(f"set memory_limit = '{MEMORY}'")
         self._connection.execute(f"set temp_directory = {quoted(str(folder / 'spilled'))}")
@@ -50,7 +51,8 @@ class RecordingDatabase:
         self._connection.close()
 
     def run(self, name: str, **parts: object) -> list[tuple[Any, ...]]:
-        """Run a statement of recording.sql, with the names in braces replaced. Returns the rows of its answer."""
+        """Run a statement of recording.sql, with the names in braces replaced. Returns the rows of its answer. Raises
+        TargetError, for example if the disk is full; `doing` is the start of its text."""
         return self._execute(name, parts).fetchall()
 
     def rows(self, name: str, **parts: object) -> Iterator[tuple[Any, ...]]:
@@ -63,7 +65,11 @@ class RecordingDatabase:
         text = _STATEMENTS[name]
         for part, value in parts.items():
             text = text.replace(f"{{{part}}}", str(value))
-        return self._connection.execute(text)
+        try:
+            return self._connection.execute(text)
+        except self._error as error:
+            reason = str(error).partition("\n")[0]
+            raise TargetError(f"{parts.get('doing', 'cannot analyze the recording')}: {reason}") from error
 
     def load(self, columns: Mapping[str, str]) -> None:
         """Load the rows that the workers have written to the folder, and remove their files."""
@@ -133,7 +139,8 @@ class RecordingDatabase:
     def export(self, file: Path, columns: Sequence[str]) -> None:
         """Write one row for each delivery to a Parquet or CSV file."""
         form = "format parquet, compression zstd" if file.suffix == ".parquet" else "format csv, header true"
-        self.run("export", columns=", ".join(columns), file=quoted(str(file)), format=form)
+        doing = f"cannot write {file}"
+        self.run("export", columns=", ".join(columns), file=quoted(str(file)), format=form, doing=doing)
 
 
 def quoted(text: str) -> str:

@@ -48,7 +48,7 @@ from oncegate.settings.schema import READ, SETTINGS
 _MOST_UNREADABLE = 5
 _EXPORTS = (".parquet", ".csv")
 _HEADERS = ("strategy", "caught", "missed", "probable", "lost", "may be lost", "conflicts", "no key")
-_ESSENTIAL = ("strategy", "lost", "missed", "caught", "probable", "may be lost", "no key", "conflicts")
+_ESSENTIAL = ("strategy", "lost", "no key", "missed", "caught", "probable", "may be lost", "conflicts")
 
 
 @click.command(
@@ -225,7 +225,7 @@ def _show_unreadable(analysis: Analysis, files: list[str]) -> None:
 def _show_comparison(analysis: Analysis) -> None:
     names = dict.fromkeys((analysis.recommended.name, analysis.current, *analysis.own))
     rows = [_row(analysis.of(name)) for name in names]
-    show_table(_HEADERS, rows, _ESSENTIAL, required=("strategy", "lost"))
+    show_table(_HEADERS, rows, _ESSENTIAL, required=("strategy", "lost", "no key"))
 
 
 def _row(found: KeyJudgement) -> tuple[Any, ...]:

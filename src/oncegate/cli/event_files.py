@@ -32,6 +32,7 @@ _STDIN = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A line that ends with one of these characters continues in the next line: no complete document ends with them.
 _CONTINUES = (b"[", b"{", b",", b":")
+DAMAGED = (OSError, EOFError, zlib.error)  # what a stream raises if it cannot be read or decompressed
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # A file that is not one document per line is read as a whole up to this size, and piece by piece beyond it.
@@ -54,9 +55,14 @@ def open_input(file: str) -> Iterator[BinaryIO]:
             return
         with open_file(file) as stream:
             yield decompressed(stream)
-    except (OSError, EOFError, zlib.error) as error:
-        print_error(f"cannot read {file}: {getattr(error, 'strerror', None) or error}")
+    except DAMAGED as error:
+        print_error(f"cannot read {file}: {reason_of(error)}")
         raise click.exceptions.Exit(exit_codes.USAGE) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a file cannot be read."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def decompressed(stream: Any) -> BinaryIO:
@@ -75,7 +81,25 @@ def _without_zstd(stream: BinaryIO) -> BinaryIO:
             from backports import zstd
     except ImportError as error:
         raise MissingExtra("a file that is compressed with zstd", "analyze") from error
-    return cast("BinaryIO", zstd.open(stream))
+    return cast("BinaryIO", io.BufferedReader(_ZstdReader(zstd.open(stream), zstd.ZstdError), _CHUNK))
+
+
+class _ZstdReader(io.RawIOBase):
+    """A decompressed stream that raises OSError for damaged data, as gzip does."""
+
+    def __init__(self, stream: Any, error: type[Exception]) -> None:
+        self._stream, self._error = stream, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            found = self._stream.read(len(buffer))
+        except self._error as error:
+            raise OSError(str(error)) from error
+        buffer[: len(found)] = found
+        return len(found)
 
 
 # ── documents ─────────────────────────────────────────────────────────────────────────────────────────────

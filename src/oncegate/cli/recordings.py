@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
@@ -13,8 +13,8 @@ from msgspec import Struct
 from oncegate.analysis.database import DeliveryPlace
 from oncegate.analysis.recording import DocumentBatch
 from oncegate.cli import exit_codes
-from oncegate.cli.event_files import decompressed, documents, open_input
-from oncegate.cli.output import print_error
+from oncegate.cli.event_files import DAMAGED, JsonDocument, decompressed, documents, open_input, reason_of
+from oncegate.cli.output import print_error, print_note
 from oncegate.errors import MissingExtra
 from oncegate.files import open_file
 
@@ -104,10 +104,19 @@ def batches(files: Sequence[RecordingFile]) -> Iterator[DocumentBatch]:
     for index, file in enumerate(files):
         with _reading(file) as (stored, stream):
             before = 0
-            for held in _held(documents(stream)):
+            for held in _held(_undamaged(stream, file.name)):
                 position = stored.tell() if stored.seekable() else before + sum(len(raw) for _, raw in held)
                 yield DocumentBatch(index, number, held, max(position - before, 0))
                 number, before = number + len(held), position
+
+
+def _undamaged(stream: BinaryIO, name: str) -> Iterator[JsonDocument]:
+    """The documents of a stream. A file that is damaged, such as a compressed file without its end, is read up to the
+    damage."""
+    try:
+        yield from documents(stream)
+    except DAMAGED as error:
+        print_note(f"{name} is damaged and was read only up to the damage: {reason_of(error)}")
 
 
 @contextmanager
@@ -116,12 +125,12 @@ def _reading(file: RecordingFile) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     try:
         with file.open() as stored:
             yield stored, decompressed(stored)
-    except (OSError, EOFError) as error:
-        print_error(f"cannot read {file.name}: {getattr(error, 'strerror', None) or error}")
+    except DAMAGED as error:
+        print_error(f"cannot read {file.name}: {reason_of(error)}")
         raise click.exceptions.Exit(exit_codes.USAGE) from error
 
 
-def _held(found: Iterable[Any]) -> Iterator[list[tuple[int, bytes]]]:
+def _held(found: Iterable[JsonDocument]) -> Iterator[list[tuple[int, bytes]]]:
     held: list[tuple[int, bytes]] = []
     size = 0
     for document in found:
@@ -153,11 +162,12 @@ def sample(files: Sequence[RecordingFile]) -> Iterator[DocumentBatch]:
 def _first_documents(stream: BinaryIO) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     size = 0
-    for document in documents(stream):
-        found.append((document.offset, document.raw))
-        size += len(document.raw)
-        if size >= _SAMPLE:
-            break
+    with suppress(*DAMAGED):
+        for document in documents(stream):
+            found.append((document.offset, document.raw))
+            size += len(document.raw)
+            if size >= _SAMPLE:
+                break
     return found
 
 
