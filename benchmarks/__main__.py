@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = QUICK if arguments.quick else FULL
     if arguments.rounds is not None:
         sizes = replace(sizes, rounds=arguments.rounds)
+    if arguments.deliveries is not None:
+        sizes = replace(sizes, analyzed_deliveries=arguments.deliveries)
     parts = arguments.parts or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
         sys.exit(f"unknown part {unknown[0]}; use {', '.join(PARTS)}")
@@ -112,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("parts", metavar="PART", nargs="*", help=f"measure only these: {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, help="how many turns Oncegate and its competitor take")
+    parser.add_argument("--deliveries", type=int, help="how many deliveries `analysis` reads (1.5 kB each, on disk)")
     parser.add_argument("--scale", action="store_true", help="measure SQLite on 10 M keys; the first run builds them")
     parser.add_argument("--quick", action="store_true", help="few events: checks that the benchmarks run")
     parser.add_argument("--output", choices=["table", "json"], default="table", help="the format (default: table)")

@@ -150,7 +150,7 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
             small[2],
             "a tenth:",
             large[2] / small[2],
-            Aim("at most", MOST_MEGABYTES, on="ours") if is_full else None,
+            Aim("at most", MOST_MEGABYTES, on="ours") if deliveries >= DELIVERIES else None,
         ),
     ]
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from oncegate.analysis.answer import time_sentences
 from oncegate.analysis.timing import CurvePoint, choose_window, dynamodb_price, store_sizes
 from tests.analysis import analyzed
 
@@ -29,6 +30,9 @@ def test_gaps_and_retention(tmp_path: Path) -> None:
     curve = {point.duration: point.caught for point in timing.retention_curve}
     assert (curve["2d"], curve["3d"], curve["4d"], curve["5d"]) == (0, 1, 1, 2)
     assert analysis.retention.duration == "14d"
+    assert not any("is shorter than that gap" in each for each in time_sentences(analysis))
+    shorter = msgspec.structs.replace(analysis, current_retention="4d")
+    assert "The current retention 4d is shorter than that gap: such a copy would run again." in time_sentences(shorter)
     assert timing.slots == {"redelivery": [*[0] * 28, 1, *[0] * 18, 1]}
 
 

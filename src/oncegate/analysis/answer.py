@@ -57,10 +57,10 @@ def size_text(count: float) -> str:
 def facts(analysis: Analysis) -> dict[str, str | None]:
     """What is certain and what is inferred about the deliveries."""
     traffic, read = analysis.traffic, analysis.read
-    certain, inferred = Counter[str](), Counter[str]()
+    certain = Counter[str]()
     for each in analysis.types:
         for copy in each.copies:
-            (inferred if copy.is_inferred else certain)[copy.kind] += copy.count
+            certain[copy.kind] += 0 if copy.is_inferred else copy.count
     return {
         "deliveries": f"{traffic.deliveries:,} of {counted(len(analysis.types), 'type')}{period(analysis)}",
         "events": f"{traffic.events:,}",
@@ -89,7 +89,7 @@ def period(analysis: Analysis) -> str:
 
 
 def _listed(counts: Counter[str]) -> str:
-    named = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common())
+    named = ", ".join(f"{count:,} {kind}" for kind, count in counts.most_common() if count)
     return f" ({named})" if named else ""
 
 
@@ -202,6 +202,10 @@ def time_sentences(analysis: Analysis) -> list[str]:
     """Retention, window, order, and what a store needs."""
     timing, retention = analysis.timing, analysis.retention
     said = [f"Retention {retention.duration}: {retention.reason}."]
+    if timing.longest_gap > microseconds(analysis.current_retention):
+        said.append(
+            f"The current retention {analysis.current_retention} is shorter than that gap: such a copy would run again."
+        )
     copies = sum(copy.count for each in analysis.types for copy in each.copies)
     if timing.known_gaps < copies:
         said.append(
