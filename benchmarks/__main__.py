@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import (
+    analysis,
     console,
     gate,
     imports,
@@ -43,6 +44,7 @@ PARTS: Mapping[str, Callable[[Sizes, Path, Progress], list[Row]]] = {
     "inbox": inbox.rows,
     "journal": journal.rows,
     "console": console.rows,
+    "analysis": analysis.rows,
     "imports": imports.rows,
     "lambda": lambdas.rows,
 }
@@ -64,6 +66,7 @@ FULL = Sizes(
     http_requests=20_000,
     inbox_seconds=20.0,
     journal_rows=1_000_000,
+    analyzed_deliveries=1_000_000,
     imports=15,
     scale_keys=10_000_000,
 )
@@ -84,6 +87,7 @@ QUICK = Sizes(
     http_requests=500,
     inbox_seconds=1.0,
     journal_rows=5_000,
+    analyzed_deliveries=2_000,
     imports=1,
     scale_keys=20_000,
 )
@@ -94,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = QUICK if arguments.quick else FULL
     if arguments.rounds is not None:
         sizes = replace(sizes, rounds=arguments.rounds)
+    if arguments.deliveries is not None:
+        sizes = replace(sizes, analyzed_deliveries=arguments.deliveries)
     parts = arguments.parts or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
         sys.exit(f"unknown part {unknown[0]}; use {', '.join(PARTS)}")
@@ -108,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("parts", metavar="PART", nargs="*", help=f"measure only these: {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, help="how many turns Oncegate and its competitor take")
+    parser.add_argument("--deliveries", type=int, help="how many deliveries `analysis` reads (1.5 kB each, on disk)")
     parser.add_argument("--scale", action="store_true", help="measure SQLite on 10 M keys; the first run builds them")
     parser.add_argument("--quick", action="store_true", help="few events: checks that the benchmarks run")
     parser.add_argument("--output", choices=["table", "json"], default="table", help="the format (default: table)")

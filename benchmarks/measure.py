@@ -34,6 +34,7 @@ class Sizes:
     http_requests: int
     inbox_seconds: float
     journal_rows: int
+    analyzed_deliveries: int
     imports: int
     scale_keys: int
 

@@ -25,6 +25,7 @@ ROWS = {
     "inbox": 1,
     "journal": 3,
     "console": 1,
+    "analysis": 2,
     "imports": 1,
     "lambda": 1,
 }

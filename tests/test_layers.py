@@ -40,6 +40,7 @@ LAYERS = [
     ["sinks"],
     ["settings"],
     ["inspection"],
+    ["analysis"],
     ["infra", "otel"],
     ["genesys"],
     ["doctor"],
@@ -55,6 +56,12 @@ LAZY = {
     ("__main__.py", "oncegate.cli.streams"): "cold start: the first lines of the process handle Ctrl-C",
     ("__main__.py", "oncegate.cli.main"): "cold start: the first lines of the process handle Ctrl-C",
     ("__main__.py", "oncegate.errors"): "cold start: only when an extra is missing",
+    ("analysis/database.py", "duckdb"): "optional dependency: the extra `analyze`",
+    ("analysis/recording.py", "concurrent.futures"): "cold start: only for large recordings",
+    ("analysis/recording.py", "multiprocessing"): "cold start: only for large recordings",
+    ("cli/event_files.py", "backports"): "optional dependency: the extra `analyze`",
+    ("cli/event_files.py", "compression"): "optional dependency: zstd is in the standard library since Python 3.14",
+    ("cli/recordings.py", "oncegate.aws.objects"): "optional dependency: the extra `aws`",
     ("cli/console.py", "oncegate.service.console_service"): "optional dependency: the extra `serve`",
     ("cli/console.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
     ("cli/doctor.py", "oncegate.doctor.reading"): "optional dependency: the extra `aws`",
@@ -126,15 +133,21 @@ SAME_NAME = {
 MOST_GATE_MODULES = 18
 MOST_LINES = 60  # of a function
 
-MIRRORED = ("console", "gate", "genesys", "ingress", "inspection", "journal", "previous", "stores", "service")
+MIRRORED = (
+    *("analysis", "console", "gate", "genesys", "ingress", "inspection", "journal", "previous", "stores"),
+    "service",
+)
 # Modules with functions that need no test file of their own, with the reason.
 WITHOUT_TESTS = {
+    "analysis/examples.py": "tests/cli/test_analyze.py and tests/aws/test_objects.py test it",
+    "analysis/report.py": "tests/cli/test_analyze.py tests it, and tests/analysis/test_report_page.py in a browser",
     "console/event_filter.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "console/event_rows.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "genesys/notifications.py": "tests/genesys/test_listener.py tests it",
     "genesys/permissions.py": "tests/genesys/test_commands.py tests it",
     "genesys/topics.py": "tests/genesys/test_commands.py tests it",
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",
+    "inspection/journal_recording.py": "tests/cli/test_events.py and tests/console/pages/test_rule.py test it",
     "inspection/records.py": "tests/cli/test_explain.py and tests/cli/test_keys.py test it",
     "stores/dynamodb/__init__.py": "opens the store; every test of the store uses it",
     "stores/postgres/__init__.py": "opens the store; every test of the store uses it",

@@ -23,6 +23,7 @@ SERVE = "serve --host nosuch.invalid --signature none --handler log"
 FORWARD = "serve --host nosuch.invalid --signature none --forward https://crm.example.com/events"
 READ = [
     "read {}",
+    "analyze {}",
     "explain --file {}",
     "verify --truth {} --effects effects.jsonl",
     "verify --truth truth.jsonl --effects {}",
@@ -62,6 +63,8 @@ WRITE = [
     "simulate --to - --events 1 --truth {}",
     "simulate --events 1 --to file://{}",
     "events export {}",
+    "analyze events.jsonl --html {}",
+    "analyze events.jsonl --export {}.csv",
 ]
 CONFIGURED = [
     "console",

@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -93,14 +92,13 @@ class TestFiles:
         taken = 0
 
         class Endless(io.BytesIO):
-            def __iter__(self) -> Any:
-                return self._lines()
-
-            def _lines(self) -> Iterator[bytes]:
+            def readline(self, size: int | None = -1, /) -> bytes:
                 nonlocal taken
-                while True:
-                    taken += 1
-                    yield b'{"id": %d}\n' % taken
+                taken += 1
+                return b'{"id": %d}\n' % taken
+
+            def __iter__(self) -> Any:
+                return iter(self.readline, b"")
 
         found = documents(Endless())
         assert [next(found).raw for _ in range(5)] == [b'{"id": %d}' % number for number in range(1, 6)]

@@ -88,6 +88,8 @@ PRINTING = {
     "read events.jsonl": exit_codes.OK,
     "read events.jsonl --output json": exit_codes.OK,
     "read /dev/null": exit_codes.FAILED,
+    "analyze events.jsonl": exit_codes.OK,
+    "analyze events.jsonl --output json": exit_codes.OK,
     "doctor --store memory://": exit_codes.WARNINGS_FOUND,
     "doctor --store memory:// --output json": exit_codes.WARNINGS_FOUND,
     "infra template --name crm": exit_codes.OK,

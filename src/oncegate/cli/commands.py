@@ -39,7 +39,7 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Store": ("store", "namespace", "previous", "on_store_error", "breaker", "remember"),
     "Queue": ("work_batch", "work_wait", "work_visibility", "work_in_hand", "work_receivers", "work_drain"),
-    "Key": ("key", "strategies", "on_missing_key", "unguarded_types"),
+    "Key": ("key", "strategies", "echo_window", "on_missing_key", "unguarded_types"),
     "Signature": ("serve_signature", "serve_secret_env", "serve_secret_file", "serve_signature_options"),
     "Claims": (
         *("mode", "lease", "max_hold", "retention", "sliding", "sliding_limit", "dead_letter_retention"),
@@ -58,12 +58,12 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
         *("message_retention", "max_receives", "region", "endpoint"),
     ),
     "Lambda function": ("env", "lambda_"),
-    "Traffic": ("events", "rate", "start", "seed", "delay", "window", "replay_file"),
+    "Traffic": ("events", "rate", "start", "seed", "delay", "window", "untimed", "replay_file"),
     "Copies": ("copies", "reemit", "rewrap", "replay", "echo", "conflict", "invalid"),
     "Sending": ("url", "parallel", "patience"),
     "Monitoring": ("log", "serve_trace", "serve_metrics_"),
     "Journal": ("journal", "journal_"),
-    "Output": ("output", "limit", "truth"),
+    "Output": ("output", "limit", "truth", "html_file", "export_file", "redact"),
     _GENERAL: (CONFIG, "help", "version"),
 }
 

@@ -1,26 +1,29 @@
 """Read events from files of JSON: one document, an array, one document per line, or several documents in a row.
 
-A file with one document per line is read line by line, so its size does not matter. A document that spans lines is
-read as a whole.
+Files may be compressed with gzip or zstd. A file with one document per line is read line by line, and a large file of
+another form piece by piece, so the size of a file does not matter.
 """
 
+import gzip
 import io
-import json
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import click
 import msgspec
 from msgspec import Raw, Struct
 
+from oncegate.analysis.log_lines import is_log_line
 from oncegate.cli import exit_codes
 from oncegate.cli.output import Progress, print_error
+from oncegate.errors import MissingExtra
 from oncegate.events import Event
 from oncegate.files import open_file
 from oncegate.sources import NO_HINTS, Hints, read
@@ -29,48 +32,113 @@ _STDIN = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # A line that ends with one of these characters continues in the next line: no complete document ends with them.
 _CONTINUES = (b"[", b"{", b",", b":")
-_BLANK = re.compile(r"[ \t\r\n]*")
+DAMAGED = (OSError, EOFError, zlib.error)  # what a stream raises if it cannot be read or decompressed
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# A file that is not one document per line is read as a whole up to this size, and piece by piece beyond it.
+_MOST_WHOLE = 32 * 1024 * 1024
+_CHUNK = 1024 * 1024
+# Where one document may end and the next begin: in a row, and in an array. The same bytes can also be in a string.
+_IN_A_ROW = re.compile(rb"[}\]]\s*+(?=[{\[])")
+_IN_ARRAY = re.compile(rb"[}\]]\s*+,\s*+(?=[{\[])")
+# The longest document that is searched for its end beyond such bytes, and how often its end is searched.
+_LONGEST_PIECE = 4 * 1024 * 1024
+_MOST_ENDS = 256
 
 
 @contextmanager
 def open_input(file: str) -> Iterator[BinaryIO]:
-    """Open a file for reading, or stdin for `-`. Exits with a message if the file cannot be read."""
+    """Open a file for reading, or stdin for `-`, and decompress it. Exits with a message if the file cannot be read."""
     try:
         if file == _STDIN:
-            yield sys.stdin.buffer
+            yield decompressed(sys.stdin.buffer)
             return
         with open_file(file) as stream:
-            yield stream
-    except OSError as error:
-        print_error(f"cannot read {file}: {error.strerror or error}")
+            yield decompressed(stream)
+    except DAMAGED as error:
+        print_error(f"cannot read {file}: {reason_of(error)}")
         raise click.exceptions.Exit(exit_codes.USAGE) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a file cannot be read."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def decompressed(stream: Any) -> BinaryIO:
+    """The stream without its compression. The first bytes show the compression, because names of exports vary."""
+    start = stream.peek(4)[:4] if hasattr(stream, "peek") else b""
+    if start.startswith(_GZIP):
+        return cast("BinaryIO", gzip.open(stream))
+    return _without_zstd(stream) if start == _ZSTD else stream
+
+
+def _without_zstd(stream: BinaryIO) -> BinaryIO:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as error:
+        raise MissingExtra("a file that is compressed with zstd", "analyze") from error
+    return cast("BinaryIO", io.BufferedReader(_ZstdReader(zstd.open(stream), zstd.ZstdError), _CHUNK))
+
+
+class _ZstdReader(io.RawIOBase):
+    """A decompressed stream that raises OSError for damaged data, as gzip does."""
+
+    def __init__(self, stream: Any, error: type[Exception]) -> None:
+        self._stream, self._error = stream, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            found = self._stream.read(len(buffer))
+        except self._error as error:
+            raise OSError(str(error)) from error
+        buffer[: len(found)] = found
+        return len(found)
 
 
 # ── documents ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class JsonDocument(Struct, frozen=True):
-    """`line` is the number of the first line of the document; None if the file has no other document."""
+class JsonDocument(Struct, frozen=True, gc=False):
+    """`line` is the number of the first line of the document; None if the file has no other document. `offset` is the
+    position of its first byte in the file, after decompression."""
 
     raw: bytes
     line: int | None = None
+    offset: int = 0
 
 
 def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
     """The documents of a stream, in order. Unreadable documents are included, so that their places can be reported."""
     read_lines: list[bytes] = []  # unchanged, because a document that spans lines must keep its white space
     head: list[JsonDocument] = []
-    for line in stream:
+    offset = 0
+    for line in _first_lines(stream):
         read_lines.append(line)
         if text := line.strip():
-            head.append(JsonDocument(text, len(read_lines)))
-        if len(head) == 2:
+            head.append(JsonDocument(text, len(read_lines), offset + line.index(text[:1])))
+        offset += len(line)
+        if len(head) == 2 or offset >= _MOST_WHOLE:
             break
-    if len(head) < 2:
-        return _split(head[0].raw) if head else iter(())
-    if _is_line_format(head[0].raw, head[1].raw):
-        return chain(head, _lines(stream, len(read_lines) + 1))
-    return _split(b"".join(read_lines) + stream.read())
+    if len(head) == 2 and _is_line_format(head[0].raw, head[1].raw):
+        return chain(head, _lines(stream, len(read_lines) + 1, offset))
+    start = b"".join(read_lines)
+    rest = stream.read(_MOST_WHOLE - len(start)) if len(start) < _MOST_WHOLE else b""
+    whole = start + rest
+    if len(whole) < _MOST_WHOLE:
+        return _split(whole) if head else iter(())
+    return _pieces(chain([whole], iter(lambda: stream.read(_CHUNK), b"")))
+
+
+def _first_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream. A line that is too long is cut."""
+    return iter(lambda: stream.readline(_MOST_WHOLE), b"")
 
 
 def raw_documents(stream: BinaryIO) -> Iterator[tuple[bytes, str | None]]:
@@ -96,16 +164,19 @@ def array_items(raw: bytes) -> list[Raw] | None:
         return None
 
 
-def _lines(stream: Iterable[bytes], first: int = 1) -> Iterator[JsonDocument]:
+def _lines(stream: Iterable[bytes], first: int = 1, offset: int = 0) -> Iterator[JsonDocument]:
     for number, line in enumerate(stream, first):
         if text := line.strip():
-            yield JsonDocument(text, number)
+            yield JsonDocument(text, number, offset if line.startswith(text) else offset + line.index(text))
+        offset += len(line)
 
 
 def _is_line_format(first: bytes, second: bytes) -> bool:
     """Whether each line is a document. The first line may be broken if the second line is a complete document and does
-    not continue the first line."""
-    return _is_complete(first) or (not first.endswith(_CONTINUES) and _is_complete(second, b"{"))
+    not continue the first line. A line of a log is a time and a document."""
+    if _is_complete(first) or is_log_line(first) or is_log_line(second):
+        return True
+    return not first.endswith(_CONTINUES) and _is_complete(second, b"{")
 
 
 def _is_complete(raw: bytes, start: bytes = b"") -> bool:
@@ -121,38 +192,62 @@ def _is_complete(raw: bytes, start: bytes = b"") -> bool:
 def _split(raw: bytes) -> Iterator[JsonDocument]:
     """Split the bytes into documents. The bytes are one document that spans lines; otherwise one document per line, the
     first of them broken; otherwise several documents in a row."""
-    if _is_complete(raw):
-        return iter([JsonDocument(raw)])
+    if _is_complete(raw.strip()):
+        return iter([JsonDocument(raw.strip())])
     lines = list(_lines(io.BytesIO(raw)))
     if len(lines) > 1 and _is_complete(lines[1].raw, b"{"):
         return iter(lines)
-    return _documents_in_a_row(raw)
+    found = list(_pieces(iter([raw])))
+    return iter(found if len(found) > 1 else [JsonDocument(raw.strip())])
 
 
-def _documents_in_a_row(raw: bytes) -> Iterator[JsonDocument]:
-    """Documents with only white space between them, such as the output of tools that print JSON."""
-    starts = _starts(raw)
-    if len(starts) < 2:
-        yield JsonDocument(raw)
-        return
-    for start, end in zip(starts, [*starts[1:], len(raw)], strict=True):
-        yield JsonDocument(raw[start:end].strip(), 1 + raw.count(b"\n", 0, start))
-
-
-def _starts(raw: bytes) -> list[int]:
-    """The offsets at which documents start. The text after the last readable document counts as one more document."""
-    text, at = raw.decode("latin-1"), 0  # one character per byte: only brackets and quotes matter here
-    starts: list[int] = []
-    scan = json.JSONDecoder(strict=False).raw_decode
+def _pieces(chunks: Iterator[bytes]) -> Iterator[JsonDocument]:
+    """The documents of a large array, or documents with only white space between them, such as the objects that
+    Firehose writes. A document that cannot be read ends where the next document may begin."""
+    held, at, offset, line = next(chunks, b""), 0, 0, 1  # `at` is the position in `held` of the next document
+    boundary = _IN_A_ROW
+    if held.lstrip()[:1] == b"[" and not _is_complete(held[: _first_end(held)].strip()):
+        boundary, held = _IN_ARRAY, held.replace(b"[", b" ", 1)
+    is_last = False
     while True:
-        at = _BLANK.match(text, at).end()  # type: ignore[union-attr]  # it always matches, also the empty text
-        if at == len(text):
-            return starts
-        starts.append(at)
-        try:
-            _, at = scan(text, at)
-        except (ValueError, RecursionError):
-            return starts
+        end, following = _end_of_piece(held, at, boundary, is_last=is_last)
+        if end is None:
+            chunk = next(chunks, b"")
+            held, offset, at, is_last = held[at:] + chunk, offset + at, 0, not chunk
+            if is_last and boundary is _IN_ARRAY:
+                held = held.rstrip().removesuffix(b"]")
+            continue
+        raw = held[at:end]
+        if not (text := raw.strip()):
+            return
+        blank = raw.index(text[:1])
+        line += raw.count(b"\n", 0, blank)
+        yield JsonDocument(text, line, offset + at + blank)
+        line += held.count(b"\n", at + blank, following)
+        at = following
+
+
+def _first_end(held: bytes) -> int:
+    found = _IN_A_ROW.search(held)
+    return len(held) if found is None else found.start() + 1
+
+
+def _end_of_piece(held: bytes, at: int, boundary: re.Pattern[bytes], *, is_last: bool) -> tuple[int | None, int]:
+    """The end of the document that begins at `at`, and the start of the next document. The end is None if more bytes
+    are needed."""
+    first: re.Match[bytes] | None = None
+    for count, found in enumerate(boundary.finditer(held, at)):
+        end = found.start() + 1
+        if _is_complete(held[at:end].strip()):
+            return end, found.end()
+        first = first or found
+        if count == _MOST_ENDS or end - at > _LONGEST_PIECE:
+            return first.start() + 1, first.end()
+    if not is_last and len(held) - at <= 2 * _LONGEST_PIECE:
+        return None, 0
+    if first is None or _is_complete(held[at:].strip()):
+        return len(held), len(held)
+    return first.start() + 1, first.end()
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────

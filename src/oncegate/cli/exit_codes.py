@@ -12,6 +12,7 @@ NOT_ONCE: Final = 6
 ALREADY_PROCESSED: Final = 7
 ERRORS_FOUND: Final = 10
 WARNINGS_FOUND: Final = 11
+LOSES_EVENTS: Final = 12
 INTERRUPTED: Final = 130
 
 MEANINGS: Final = {
@@ -25,5 +26,6 @@ MEANINGS: Final = {
     ALREADY_PROCESSED: "verify: the store had already processed this traffic",
     ERRORS_FOUND: "doctor, genesys check: errors found",
     WARNINGS_FOUND: "doctor, genesys check: warnings found",
+    LOSES_EVENTS: "analyze: the current settings would lose events",
     INTERRUPTED: "interrupted",
 }

@@ -7,6 +7,7 @@ import click
 
 from oncegate import __version__
 from oncegate.cli import exit_codes
+from oncegate.cli.analyze import analyze
 from oncegate.cli.commands import CliGroup
 from oncegate.cli.config import config
 from oncegate.cli.console import console
@@ -49,6 +50,7 @@ cli.add_command(serve)
 cli.add_command(work)
 cli.add_command(console)
 cli.add_command(read)
+cli.add_command(analyze)
 cli.add_command(simulate)
 cli.add_command(verify)
 cli.add_command(explain)

@@ -36,7 +36,7 @@ _SLOWEST: Final = 0.001
 _FASTEST: Final = 1_000_000
 _DEFAULTS: Final = CopyOptions()
 _REASONS: Final = 5
-_ONLY_GENERATED: Final = ("events", "reemit", "rewrap", "echo", "window", "conflict", "invalid", "start")
+_ONLY_GENERATED: Final = (*("events", "reemit", "rewrap", "echo", "window", "untimed", "conflict", "invalid", "start"),)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -131,6 +131,7 @@ def _share(name: str, default: float, help_: str) -> Callable[[_Command], _Comma
     show_default=True,
     help="Longest time between a state change and its echo.",
 )
+@_share("untimed", 0.0, "Share of conversations beside which a user joins a queue twice: equal bodies without a time.")
 @_share("conflict", _DEFAULTS.conflict, "Share of events that are sent again with the same id and other content.")
 @_share("invalid", _DEFAULTS.invalid, "Share of events with an additional delivery that cannot be read.")
 @click.option("--delay", metavar="DURATION", help="Longest delay of a delivery, to change the order.  [default: none]")
@@ -189,7 +190,16 @@ def simulate(url: str, truth: str | None, parallel: int, patience: str, output: 
 
 
 def _plan(
-    url: str, *, events: int, rate: float, window: str, delay: str | None, start: int, seed: int | None, **shares: Any
+    url: str,
+    *,
+    events: int,
+    rate: float,
+    window: str,
+    delay: str | None,
+    start: int,
+    seed: int | None,
+    untimed: float,
+    **shares: Any,
 ) -> Plan:
     copy_options = CopyOptions(window=microseconds(window, "--window"), by_bus=is_bus(url), **shares)
     return Plan(
@@ -199,6 +209,7 @@ def _plan(
         start=start,
         seed=randbelow(_SEEDS) if seed is None else seed,
         copy_options=copy_options,
+        untimed=untimed,
     )
 
 

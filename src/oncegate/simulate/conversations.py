@@ -37,16 +37,20 @@ _BRAND: Final = {"id": 4711, "tenantId": "6d0c4f9e-8a27-4b31-95e8-f2b7a1d3c650",
 _CHANNEL: Final = "9a3e7c51-0f4b-4d82-a6c9-5b1e8d2f7034"
 
 
-def conversations(seed: int, start: int) -> Iterator[TimedDocument]:
+def conversations(seed: int, start: int, untimed: float = 0.0) -> Iterator[TimedDocument]:
     """Generate the documents of overlapping conversations in the order of time. The first conversation begins at
-    `start`. The generator never ends."""
-    random = RandomSource(seed, "world")
+    `start`. Beside a share of `untimed` of them, a user joins a queue, leaves it and joins it again: these events have
+    no event time, and two of them have the same body. The generator never ends."""
+    random, members = RandomSource(seed, "world"), RandomSource(seed, "members")
     pending: list[tuple[int, int, Document]] = []
     numbers = count()
     begins = start
     while True:
         for at, document in random.choose(_CONVERSATIONS)(random, begins):
             heappush(pending, (at, next(numbers), document))
+        if members.decide(untimed):
+            for at, document in _membership(members, begins):
+                heappush(pending, (at, next(numbers), document))
         begins += random.integer(0, _MAX_GAP)
         while pending and pending[0][0] < begins:
             at, _, document = heappop(pending)
@@ -77,9 +81,34 @@ def envelope(random: RandomSource, kind: str, at: int, detail: Document) -> Docu
 def republished(random: RandomSource, document: Document, after: int) -> Document:
     """The event as its sender publishes it again, `after` milliseconds after the first publication."""
     detail = document["detail"]
+    if not has_event_time(document):  # only the envelope is new: otherwise this would be another event
+        return {**document, "id": random.uuid()}
     at = detail["eventBody"]["eventTime"] + _SENT_AFTER + after
     detail = {**detail, "metadata": {"CorrelationId": random.uuid()}, "timestamp": iso_time(at)}
     return envelope(random, document["detail-type"], at, detail)
+
+
+def has_event_time(document: Document) -> bool:
+    """Whether the body of an event in an envelope contains the time of the event."""
+    return "eventTime" in document["detail"]["eventBody"]
+
+
+def _membership(random: RandomSource, start: int) -> list[TimedDocument]:
+    """A user joins a queue, leaves it, and joins it again. The body has no time, so the first and the last event have
+    the same body."""
+    user, moments, at = random.uuid(), [], start
+    kind = "v2.routing.queues.{id}.users"
+    for joined in (True, False, True):
+        detail = {
+            "topicName": kind.replace("{id}", _QUEUE),
+            "version": "2",
+            "eventBody": {"id": user, "queueId": _QUEUE, "joined": joined, "ringNumber": 1},
+            "metadata": {"CorrelationId": random.uuid()},
+            "timestamp": iso_time(at + _SENT_AFTER),
+        }
+        moments.append((at, envelope(random, kind, at + _SENT_AFTER, detail)))
+        at += random.integer(6_000, 60_000)
+    return moments
 
 
 def _call(random: RandomSource, start: int) -> list[TimedDocument]:

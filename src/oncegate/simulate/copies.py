@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from oncegate.simulate.conversations import Document, iso_time, republished
+from oncegate.simulate.conversations import Document, has_event_time, iso_time, republished
 from oncegate.simulate.random_source import RandomSource
 from oncegate.times import microseconds_of, moment
 
@@ -60,7 +60,7 @@ def copies(random: RandomSource, document: Document, state: str | None, options:
         yield from _bus_copies(random, document, options)
     if random.decide(options.rewrap) and not options.by_bus:
         yield _rewrapped(random, document)
-    if random.decide(options.echo) and state is not None and _ECHOES.keys() & document.keys():
+    if random.decide(options.echo) and state is not None and _can_have_echo(document):
         yield copy("state-echo", _echo(random, document, random.integer(1, options.window // 1_000)))
     if random.decide(options.conflict) and _has_id(document):
         yield copy("conflict", _altered(random, document))
@@ -84,6 +84,11 @@ def _has_envelope(document: Document) -> bool:
     return "detail" in document
 
 
+def _can_have_echo(document: Document) -> bool:
+    """Whether there can be an echo: a second emission of the state change with another event time."""
+    return bool(_ECHOES.keys() & document.keys()) and (not _has_envelope(document) or has_event_time(document))
+
+
 def _has_id(document: Document) -> bool:
     """Whether the event has an id that its source assigned, apart from the envelope."""
     return "channel" in document or "eventId" in document
@@ -98,7 +103,8 @@ def _rewrapped(random: RandomSource, document: Document) -> EventCopy:
     if "id" in document or "eventId" in document:
         names.append("sns")
     if _has_envelope(document):
-        names += ["detail", "websocket"]
+        # Without its timestamp, an event without an event time cannot be told apart from a later event.
+        names += ["detail", "websocket"] if has_event_time(document) else ["detail"]
     name = random.choose(names)
     kind: Kind = "re-emission" if name in ("detail", "websocket") else "redelivery"
     return EventCopy(kind, None, msgspec.json.encode(_WRAPPINGS[name](random, document)), name)

@@ -24,8 +24,8 @@ START: Final = 1_767_603_600_000  # 2026-01-05 09:00 UTC in milliseconds; fixed,
 
 class Plan(Struct, frozen=True, kw_only=True, rename={"copy_options": "wishes"}):
     """What to simulate: the number of `events`, their `rate` per second, the longest `delay` of a delivery in
-    microseconds, and the time of the first event (`start`) in milliseconds. In the truth file, `copy_options` is called
-    `wishes`."""
+    microseconds, and the time of the first event (`start`) in milliseconds. `untimed` is the share of conversations
+    beside which there are events without an event time. In the truth file, `copy_options` is called `wishes`."""
 
     events: int = 1_000
     rate: float = 100.0
@@ -33,6 +33,7 @@ class Plan(Struct, frozen=True, kw_only=True, rename={"copy_options": "wishes"})
     start: int = START
     seed: int = 0
     copy_options: CopyOptions = CopyOptions()
+    untimed: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1_000 <= self.copy_options.window <= LONGEST_WINDOW:
@@ -65,7 +66,7 @@ class PlannedDelivery(Struct, frozen=True):
 
 def simulated_events(plan: Plan) -> Iterator[SimulatedEvent]:
     """The events that must take effect, in the order of time."""
-    timed = islice(conversations(plan.seed, plan.start), plan.events)
+    timed = islice(conversations(plan.seed, plan.start, plan.untimed), plan.events)
     for number, (_, document) in enumerate(timed, 1):
         yield SimulatedEvent(number, _read(copy("first", document).raw), document)
 

@@ -11,6 +11,7 @@ from oncegate.console.event_filter import NO_VALUE
 from oncegate.console.layout import document
 from oncegate.console.pages.events import nothing_yet
 from oncegate.console.pages.overview import percent, without_journal
+from oncegate.console.pages.rule import rule_panel
 from oncegate.console.ranges import TimeRange, range_links, range_text, read_range
 from oncegate.console.requests import Request, link
 from oncegate.console.site import Site
@@ -39,6 +40,7 @@ def keys(site: Site, request: Request) -> HttpAnswer:
         ],
         panel("Keys in the settings", facts((name, h.code[key]) for name, key in settings.items())),
         without_journal(site) if site.journal is None else _uses(site, site.journal, chosen, settings),
+        None if site.journal is None else rule_panel(site, site.journal, request),
     )
 
 
