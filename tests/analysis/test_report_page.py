@@ -1,5 +1,6 @@
 """The report in a browser: a phone, a wide window and paper, without scripts and without the network."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ from oncegate.simulate.copies import CopyOptions
 from oncegate.simulate.traffic import Plan, deliveries
 from oncegate.sources import NO_HINTS
 from tests.analysis import analyzed, batch_of
-from tests.console.browser.conftest import browser
-
-__all__ = ["browser"]
+from tests.console.browser.conftest import running_browser
 
 PLAN = Plan(events=120, seed=3, untimed=0.3, copy_options=CopyOptions(echo=0.3, invalid=0.1))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A browser that is logged in to a service with traffic of every kind."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -28,15 +28,21 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         yield service
 
 
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """Not for the whole session: the event loop of Playwright runs in this thread, where other tests start their own
-    event loop."""
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Not for a whole session of tests: the event loop of Playwright runs in this thread, where other tests start their
+    own event loop."""
     with ExitStack() as stack:
         try:
             started = stack.enter_context(chromium())
         except NoBrowser:
             missing("Chromium", INSTALL)
+        yield started
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    with running_browser() as started:
         yield started
 
 
