@@ -124,6 +124,7 @@ class TestReceiving:
         fake.publish(PRESENCE, presence(1))
         handled(listening, 1)
         assert (listening.handled[0].type, listening.handled[0].entity) == ("v2.users.{id}.presence", USER)
+        until(lambda: listening.worker.figures.processed == 1, "the figures")
         figures = listening.worker.figures
         assert (figures.received, figures.processed, figures.duplicates) == (1, 1, 0)
         listening.stop()

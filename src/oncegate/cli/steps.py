@@ -20,7 +20,7 @@ _DONE = {
     "leave": "left",
 }
 _WIDTH = max(map(len, _DONE.values()))
-_KIND_WIDTH = len("integration")
+_KIND_WIDTH = len("permission")
 _HEADERS = ("plan", "part", "name", "why")
 
 
@@ -34,16 +34,13 @@ def show_plan(steps: Sequence[Step], output: str) -> None:
 
 def carry_out_all(steps: Sequence[tuple[Platform[Any], Step]], progress: Progress, output: str = "text") -> None:
     """Execute the steps, each on its platform, and print each step when it is done."""
+    width = max([_KIND_WIDTH, *(len(step.part.kind) for _, step in steps)])
     for platform, step in steps:
         platform.carry_out(step)
         progress.clear()
         if output == "text":
-            _print_done(step)
-
-
-def _print_done(step: Step) -> None:
-    why = f"  ({step.why})" if step.why else ""
-    print_text(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(_KIND_WIDTH)}  {step.part.name}{why}")
+            why = f"  ({step.why})" if step.why else ""
+            print_text(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(width)}  {step.part.name}{why}")
 
 
 def summary(steps: Sequence[Step]) -> str:

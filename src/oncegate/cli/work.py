@@ -68,7 +68,7 @@ class LiveFigures:
         """Print an outcome. The line includes the text of an exception, because only the operator of the worker sees
         the line."""
         outcome = outcome_of(notice)
-        if outcome is None or outcome.status in ("processed", "duplicate", "skipped", "unguarded"):
+        if outcome is None or outcome.status in ("processed", "accepted", "duplicate", "skipped", "unguarded"):
             return
         colour = STATUSES[outcome.status].colour
         text = f"  {on_one_line(outcome.event.id or '-')}  {clean(outcome.reason)}"

@@ -189,12 +189,12 @@ class NotificationWorker:
         stopped = asyncio.create_task(self._stopped.wait())
         marker = asyncio.create_task(self._mark_regularly())
         try:
-            await asyncio.wait([inbox, admitter, *lanes, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([inbox, admitter, marker, *lanes, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             alive = self._alive_at
             for task in (marker, stopped, *lanes):
                 task.cancel()
-            ended = await asyncio.gather(*lanes, return_exceptions=True)
+            ended = await asyncio.gather(*lanes, marker, return_exceptions=True)
             await self._store_rest(admitter, alive)
             self._inbox.stop()
             ended += await asyncio.gather(inbox, admitter, return_exceptions=True)
@@ -257,7 +257,7 @@ class NotificationWorker:
                 self._store_failed(str(error))
                 refused = tried
             if not refused:
-                self._store_answered(len(events))
+                await self._store_answered(len(events))
             events = [*refused, *events[len(tried) :]]
             if refused:
                 await asyncio.sleep(pauses.next_pause())
@@ -265,7 +265,8 @@ class NotificationWorker:
     async def _refused(self, events: list[Event]) -> list[Event]:
         """Admit events. Returns those that were not stored."""
         outcomes = await self._inbox.admit(events)
-        outcomes = await self._threads.call(keep_refused, outcomes, self._gate.keep)
+        if any(outcome.status == "invalid" for outcome in outcomes):
+            outcomes = await self._threads.call(keep_refused, outcomes, self._gate.keep)
         self._counts["duplicates"] += sum(outcome.status == "duplicate" for outcome in outcomes)
         refused = [outcome for outcome in outcomes if not outcome.acked and outcome.kept is None]
         if failed := [outcome for outcome in refused if outcome.status != "in_flight"]:
@@ -277,14 +278,13 @@ class NotificationWorker:
             self._outage_since = self._clock()
             _log.warning("frames cannot be stored (%s); they wait in memory until the store answers", reason)
 
-    def _store_answered(self, waiting: int) -> None:
+    async def _store_answered(self, waiting: int) -> None:
         if self._outage_since is None:
             return
         since, self._outage_since = self._outage_since, None
-        held = waiting + self._frames.qsize()
-        self._gaps.add(
-            "store", since, self._clock(), f"the store did not answer; {counted(held, 'frame')} waited in memory"
-        )
+        held = counted(waiting + self._frames.qsize(), "frame")
+        why = f"the store did not answer; {held} waited in memory"
+        await self._threads.call(self._gaps.add, "store", since, self._clock(), why)
 
     # ── the mark ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,7 +310,7 @@ class NotificationWorker:
         live = [await lane.first_live() for lane in self._lanes]
         if before is not None:
             why = "the listener of these topics did not run, or it could not store what it received"
-            self._gaps.add("stopped", before, max(live), why)
+            await self._threads.call(self._gaps.add, "stopped", before, max(live), why)
 
     def _write_mark(self, at: int) -> None:
         with suppress(StoreError):  # the outage is logged where frames are stored
@@ -365,8 +365,8 @@ class _Lane:
         if await old.is_alive():
             await asyncio.sleep(self._times.overlap)
         else:
-            why = old.reason or "it did not answer a ping"
-            self._gaps.add("socket", old.alive_at, new.live_since, f"the notification socket was lost ({why})")
+            why = f"the notification socket was lost ({old.reason or 'it did not answer a ping'})"
+            await self._threads.call(self._gaps.add, "socket", old.alive_at, new.live_since, why)
         await self._close(old)
         return new
 

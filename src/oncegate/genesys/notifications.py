@@ -50,11 +50,12 @@ class Rejection(Struct, frozen=True):
 
 
 class Channel(Struct, frozen=True):
-    """A channel. `ends` is the time at which Genesys ends it, on the monotonic clock. Everybody who knows `uri` can
-    read the channel, so it is never logged."""
+    """A channel. It was created at `begun`, and Genesys ends it at `ends`, on the monotonic clock. Everybody who knows
+    `uri` can read the channel, so it is never logged."""
 
     id: str
     uri: str
+    begun: float
     ends: float
 
 
@@ -71,8 +72,10 @@ class NotificationApi:
         if not found.get("id") or not str(found.get("connectUri", "")).startswith(("wss://", "ws://127.0.0.1:")):
             raise GenesysUnavailable("Genesys Cloud created a channel without an id or a secure address; try again")
         expires = moment(found.get("expires"))
-        life = self._times.lifetime if expires is None else (microseconds_of(expires) - wall()) / 1e6
-        return Channel(found["id"], found["connectUri"], begun + min(life, self._times.lifetime))
+        life = 0.0 if expires is None else (microseconds_of(expires) - wall()) / 1e6
+        if not 0 < life < self._times.lifetime:  # it is not stated, or the clock of this machine is wrong
+            life = self._times.lifetime
+        return Channel(found["id"], found["connectUri"], begun, begun + life)
 
     def subscribe(self, channel: Channel, topics: Sequence[str]) -> tuple[Rejection, ...]:
         """Subscribe to topics, in batches. Returns the topics that were rejected, with the reasons."""
@@ -157,7 +160,9 @@ class ChannelReader:
     async def ended(self) -> End:
         """Wait until the channel is due for replacement, Genesys announces its end, or the socket is lost."""
         assert self._task is not None  # noqa: S101  # `open` was called
-        due = self.channel.ends - self._times.renew_before - time.monotonic()
+        # A short life must not lead to a new channel every few seconds.
+        before = min(self._times.renew_before, (self.channel.ends - self.channel.begun) / 2)
+        due = self.channel.ends - before - time.monotonic()
         notice = asyncio.create_task(self._closing.wait())
         try:
             done, _ = await asyncio.wait(

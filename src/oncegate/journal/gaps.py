@@ -6,6 +6,7 @@ no event, so a row of a gap has no key, and totals do not count it.
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
@@ -22,8 +23,8 @@ _log: Final = logging.getLogger("oncegate.work")
 
 
 class GapLog:
-    """Writes gaps to the log and to the journal. `open_journal` is called with the first gap; it is None if there is no
-    journal. A journal that cannot be written never raises: the log has each gap."""
+    """Writes gaps to the log and to the journal. Thread-safe. `open_journal` is called with the first gap; it is None
+    if there is no journal. A journal that cannot be written never raises: the log has each gap."""
 
     def __init__(self, open_journal: Callable[[], Journal] | None, place: str, namespace: str) -> None:
         self._open = open_journal
@@ -31,6 +32,7 @@ class GapLog:
         self._namespace = namespace
         self._worker = f"{os.uname().nodename}:{os.getpid()}"
         self._journal: Journal | None = None
+        self._lock = threading.Lock()
 
     def add(self, kind: GapKind, since: int, until: int, reason: str) -> None:
         """Record a gap. Times are in microseconds since 1970."""
@@ -42,13 +44,15 @@ class GapLog:
         if self._open is None:
             return
         try:
-            if self._journal is None:
-                self._journal = self._open()
-            self._journal.append(NewRows([NewRow(label, fields)], {}, {}))
+            with self._lock:
+                if self._journal is None:
+                    self._journal = self._open()
+                self._journal.append(NewRows([NewRow(label, fields)], {}, {}))
         except (OncegateError, OSError) as error:
             _log.warning("the journal has no row for this gap: %s", error)
 
     def close(self) -> None:
-        journal, self._journal = self._journal, None
+        with self._lock:
+            journal, self._journal = self._journal, None
         if journal is not None:
             journal.close()

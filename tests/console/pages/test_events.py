@@ -10,7 +10,7 @@ from oncegate.claims import Claim, EventSummary
 from oncegate.clocks import wall
 from oncegate.console.pages.events import events
 from oncegate.console.site import Site
-from oncegate.journal import Journal
+from oncegate.journal import GapLog, Journal
 from oncegate.journal.base import MINUTE, NewRows
 from oncegate.times import rfc3339
 from tests.console.pages.journals import HOSTILE, SECOND, get, make_site, row, write
@@ -372,3 +372,13 @@ def test_the_first_page_is_quick(site: Site, journal: Journal) -> None:
         began = time.perf_counter()
         get(events, site, address)
         assert time.perf_counter() - began < 1
+
+
+def test_gaps_are_listed(site: Site, journal: Journal) -> None:
+    """A gap is a row of the list. It is counted only if the filter asks for gaps."""
+    write(journal, [row(1, wall())])
+    GapLog(lambda: journal, "genesys", "crm").add("socket", wall() - 2_000_000, wall(), "the socket was lost")
+    assert "the socket was lost" in get(events, site, "/events").text
+    shown = get(events, site, "/events?status=gap").text
+    assert "1 gap matches" in shown
+    assert "evt-1" not in shown

@@ -21,7 +21,7 @@ from oncegate.errors import NoStore
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress.http_answers import HttpAnswer
 from oncegate.inspection.figures import KINDS
-from oncegate.journal import OPERATOR, Journal, Row, RowFilter, Total, journal_url
+from oncegate.journal import GAP, OPERATOR, Journal, Row, RowFilter, Total, journal_url
 from oncegate.journal.base import MINUTE, Page
 
 FILTERS: Final = ("q", "status", "kind", "type", "entity", "route", "since", "until")
@@ -97,15 +97,17 @@ def _counts(journal: Journal, chosen: EventFilter) -> _Counts:
     start = (end - DAY) // MINUTE * MINUTE if where.since is None else where.since
     if chosen.has_term:
         return _counted_rows(journal, chosen, where)
-    if start % MINUTE or (where.until or 0) % MINUTE:
+    if where.status == GAP or start % MINUTE or (where.until or 0) % MINUTE:  # totals do not count gaps
         return _counted_rows(journal, chosen, replace(where, since=start))
-    totals = journal.totals(RowFilter(status=_operator(chosen)), start, max(end, start + 1), every=_whole(start, end))
+    totals = journal.totals(
+        RowFilter(status=_not_deliveries(chosen)), start, max(end, start + 1), every=_whole(start, end)
+    )
     return _facets(chosen, ((_values(each), each.count) for each in totals))
 
 
-def _operator(chosen: EventFilter) -> str | None:
-    """Rows of operators' actions are no deliveries, so they are counted only if the filter asks for them."""
-    return OPERATOR if chosen.where.status == OPERATOR else None
+def _not_deliveries(chosen: EventFilter) -> str | None:
+    """Actions of operators and gaps are no deliveries, so they are counted only if the filter asks for them."""
+    return chosen.where.status if chosen.where.status in (OPERATOR, GAP) else None
 
 
 def _whole(start: int, end: int) -> int:
@@ -115,7 +117,7 @@ def _whole(start: int, end: int) -> int:
 
 def _counted_rows(journal: Journal, chosen: EventFilter, where: RowFilter) -> _Counts:
     """Count rows one by one: the newest 1,000 rows with the term and in the range of `where`."""
-    wanted = replace(where, status=_operator(chosen), kind=None, type=None, place=None)
+    wanted = replace(where, status=_not_deliveries(chosen), kind=None, type=None, place=None)
     page = journal.rows(wanted, limit=_MOST_COUNTED)
     found = _facets(chosen, ((_values(row), row.count) for row in page))
     return replace(found, is_partial=page.next is not None, rows=tuple(page))
@@ -213,7 +215,7 @@ def _select(label: str, name: str, value: str, known: Iterable[str], counts: _Co
 
 def _status_links(request: Request, counts: _Counts) -> h.Element:
     found, chosen = counts.by_value["status"], request.query.get("status", "")
-    names = dict.fromkeys([*STATUSES, *found, OPERATOR])
+    names = dict.fromkeys([*STATUSES, *found, OPERATOR, GAP])
     listed = [name for name in names if found.get(name) or name == chosen]
     every = sum(found.values())
     return h.nav(".tabs", aria_label="Status")[
@@ -253,6 +255,8 @@ def _counted_range(chosen: EventFilter, counts: _Counts) -> h.Node:
     one, many = "delivery or attempt", "deliveries and attempts"
     if where.status == OPERATOR:
         one, many = "action of an operator", "actions of operators"
+    elif where.status == GAP:
+        one, many = "gap", "gaps"
     number = f"1 {one} matches" if text == "1" else f"{text} {many} match"
     if chosen.has_term:
         most = f"the newest {_MOST_COUNTED:,} rows" if counts.is_partial else "all rows"
