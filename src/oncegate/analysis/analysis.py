@@ -15,7 +15,15 @@ from oncegate.analysis.combinations import MOST_EVENTS, sampled_combinations
 from oncegate.analysis.database import DeliveryPlace, RecordingDatabase
 from oncegate.analysis.delivery_rows import MOST_FIELDS, Rows
 from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, best, judge, read_traffic, total
-from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
+from oncegate.analysis.recording import (
+    ITEMS,
+    SMALL,
+    BatchResult,
+    DocumentBatch,
+    RowOptions,
+    recorded_events,
+    write_rows,
+)
 from oncegate.analysis.timing import Choice, Timing, choose_retention, choose_window, measure
 from oncegate.durations import microseconds
 from oncegate.errors import OncegateError
@@ -115,7 +123,7 @@ def analyze(
     read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
     if not read.deliveries:
         raise OncegateError(f"there is no event in the recording; unreadable documents: {read.unreadable:,}")
-    database = RecordingDatabase(folder, options.workers)
+    database = RecordingDatabase(folder, options.workers, is_small=size is not None and size < SMALL)
     try:
         on_step("grouping deliveries")
         database.load(row_options.rows().columns)
