@@ -238,6 +238,14 @@ class TestAnswer:
         narrow, chosen = judged['first(state_change("50ms"), auto)'], judged['first(state_change("500ms"), auto)']
         assert narrow["inferred_caught"] < chosen["inferred_caught"] == found["inferred_copies"]
 
+    def test_without_the_extra(self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without DuckDB, the error has the command that installs it."""
+        monkeypatch.setitem(sys.modules, "duckdb", None)
+        (tmp_path / "f.jsonl").write_text(lines(UPDATES))
+        code, _, err = oncegate("analyze", "f.jsonl")
+        assert code == 1
+        assert "pip install 'oncegate[analyze]'" in err
+
     @pytest.mark.parametrize("option", [("--key", "nonsense("), ("--window", "soon"), ("--export", "rows.xlsx")])
     def test_invalid_options(self, oncegate: Run, tmp_path: Path, option: tuple[str, str]) -> None:
         """An invalid option is refused before the recording is read."""

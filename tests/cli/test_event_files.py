@@ -38,6 +38,16 @@ def test_a_large_array(indent: int | None, monkeypatch: pytest.MonkeyPatch) -> N
     assert all(raw[each.offset :].startswith(each.raw) for each in found)
 
 
+@pytest.mark.parametrize("most", [200, 10**9])
+def test_one_large_document(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that is not an array, such as an answer with many records, is read as a whole, whatever its size."""
+    monkeypatch.setattr(event_files, "_MOST_WHOLE", most)
+    raw = f"\n {json.dumps({'Records': ITEMS}, indent=1)}\n".encode()
+    (found,) = documents(io.BytesIO(raw))
+    assert json.loads(found.raw) == {"Records": ITEMS}
+    assert found.offset == 2
+
+
 def test_a_broken_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken document in a large file is one document; the documents after it are found."""
     monkeypatch.setattr(event_files, "_MOST_WHOLE", 64)

@@ -4,6 +4,7 @@ The steps are in the order of `analyze`. `Analysis` has all results; sentences, 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,15 @@ from oncegate.analysis.combinations import MOST_EVENTS, sampled_combinations
 from oncegate.analysis.database import DeliveryPlace, RecordingDatabase
 from oncegate.analysis.delivery_rows import MOST_FIELDS, Rows
 from oncegate.analysis.judgement import CandidateColumn, KeyJudgement, Traffic, best, judge, read_traffic, total
-from oncegate.analysis.recording import ITEMS, BatchResult, DocumentBatch, RowOptions, recorded_events, write_rows
+from oncegate.analysis.recording import (
+    ITEMS,
+    SMALL,
+    BatchResult,
+    DocumentBatch,
+    RowOptions,
+    recorded_events,
+    write_rows,
+)
 from oncegate.analysis.timing import Choice, Timing, choose_retention, choose_window, measure
 from oncegate.durations import microseconds
 from oncegate.errors import OncegateError
@@ -109,14 +118,15 @@ def analyze(
 ) -> Analysis:
     """Analyze the batches of a recording. `sample` has some of the same documents. `folder` is for temporary files.
     `on_batch` and `on_step` report the progress."""
-    found = sampled_combinations(_sampled(sample, options.hints), MOST_FIELDS)
-    own = tuple(dict.fromkeys((options.current, *options.own)))
-    row_options = RowOptions(found, own, options.hints)
-    read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
-    if not read.deliveries:
-        raise OncegateError(f"there is no event in the recording; unreadable documents: {read.unreadable:,}")
-    database = RecordingDatabase(folder, options.workers)
-    try:
+    is_small = size is not None and size < SMALL
+    # The database is opened first: without its extra, the recording would be read in vain.
+    with closing(RecordingDatabase(folder, options.workers, is_small=is_small)) as database:
+        found = sampled_combinations(_sampled(sample, options.hints), MOST_FIELDS)
+        own = tuple(dict.fromkeys((options.current, *options.own)))
+        row_options = RowOptions(found, own, options.hints)
+        read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
+        if not read.deliveries:
+            raise OncegateError(f"there is no event in the recording; unreadable documents: {read.unreadable:,}")
         on_step("grouping deliveries")
         database.load(row_options.rows().columns)
         database.group()
@@ -126,8 +136,6 @@ def analyze(
             on_step("writing the rows")
             database.export(export, _exported(columns))
         return result
-    finally:
-        database.close()
 
 
 def _sampled(batches: Iterable[DocumentBatch], hints: Hints) -> dict[int, list[Event]]:

@@ -32,19 +32,20 @@ class DeliveryPlace(Struct, frozen=True, order=True):
 
 
 class RecordingDatabase:
-    """The deliveries of one recording, and the events that they belong to."""
+    """The deliveries of one recording, and the events that they belong to. A small recording is held in memory: files
+    and threads would take longer than the work."""
 
-    def __init__(self, folder: Path, threads: int | None = None) -> None:
+    def __init__(self, folder: Path, threads: int | None = None, *, is_small: bool = False) -> None:
         try:
             import duckdb
         except ImportError as error:
             raise MissingExtra("the analysis of a recording", "analyze") from error
         self._folder = folder
         self._error = duckdb.Error
-        self._connection = duckdb.connect(str(folder / "recording.duckdb"))
+        self._connection = duckdb.connect(":memory:" if is_small else str(folder / "recording.duckdb"))
         self._connection.execute(f"set memory_limit = '{MEMORY}'")
         self._connection.execute(f"set temp_directory = {quoted(str(folder / 'spilled'))}")
-        self._connection.execute(f"set threads = {threads or len(os.sched_getaffinity(0))}")
+        self._connection.execute(f"set threads = {1 if is_small else threads or len(os.sched_getaffinity(0))}")
         self._connection.execute("set preserve_insertion_order = false")
 
     def close(self) -> None:

@@ -129,8 +129,10 @@ def judge(
     merged: dict[tuple[str, int], Sequence[Any]] = {
         (what, kind): counts for what, kind, *counts in database.run("merged", half=half)
     }
-    missed = {kind: MergeExample(first, second) for kind, first, second in database.run("missed")}
     kinds = traffic.keys() if names is None else traffic.keys() & names.keys()
+    missed: dict[int, MergeExample] = {}
+    if any(traffic[kind].duplicates > (caught[kind][1] if kind in caught else 0) for kind in kinds):
+        missed = {kind: MergeExample(first, second) for kind, first, second in database.run("missed")}
     return {
         kind: _judgement(column.candidate, traffic[kind], kind, caught.get(kind, (0, 0, 0)), merged, missed)
         for kind in kinds

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ITEMS: Final = 1 << 20  # positions for each document: a position is the number of the document * ITEMS + item
 MOST_SHOWN: Final = 100  # unreadable documents that are listed; all are counted
 _MOST_WAITING: Final = 2  # batches for each worker
-_SMALL: Final = 8 * 1024 * 1024  # bytes; a smaller recording is read in this process, because processes start slowly
+SMALL: Final = 8 * 1024 * 1024  # bytes; a smaller recording is read in this process, because processes start slowly
 
 
 class DocumentBatch(Struct, frozen=True):
@@ -146,7 +146,7 @@ def write_rows(
     """Write the rows of all batches to CSV files in the folder. `size` is the number of bytes to read, if it is known.
     `on_batch` is called with the number of bytes of each batch that was read."""
     count = min(workers or len(os.sched_getaffinity(0)), 16)
-    if count == 1 or (size is not None and size < _SMALL):
+    if count == 1 or (size is not None and size < SMALL):
         with (folder / "rows-0.csv").open("w", encoding="ascii") as stream:
             writer, total = RowWriter(options, stream), BatchResult()
             for batch in batches:

@@ -36,7 +36,7 @@ from oncegate.cli.output import (
     show_json,
     show_table,
 )
-from oncegate.cli.recordings import RecordingFile, batches, fetch, find_recordings, sample
+from oncegate.cli.recordings import RecordingFile, batches, fetch, find_recordings, sample, text_size
 from oncegate.durations import microseconds, times
 from oncegate.errors import SettingError, TargetError
 from oncegate.keys import strategy
@@ -160,14 +160,13 @@ def _export_path(file: str | None) -> Path | None:
 
 
 def _analyzed(files: list[RecordingFile], folder: Path, options: AnalysisOptions, export: Path | None) -> Analysis:
-    size = sum(each.size for each in files)
-    with _progress(size) as (on_batch, on_step):
+    with _progress(sum(each.size for each in files)) as (on_batch, on_step):
         return run_analysis(
             sample(files),
             batches(files),
             folder,
             options,
-            size=size,
+            size=text_size(files),
             on_batch=on_batch,
             on_step=on_step,
             export=export,

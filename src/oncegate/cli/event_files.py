@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -133,7 +133,19 @@ def documents(stream: BinaryIO) -> Iterator[JsonDocument]:
     whole = start + rest
     if len(whole) < _MOST_WHOLE:
         return _split(whole) if head else iter(())
+    if not _begins_with_pieces(whole):
+        return _split(whole + stream.read())
     return _pieces(chain([whole], iter(lambda: stream.read(_CHUNK), b"")))
+
+
+def _begins_with_pieces(start: bytes) -> bool:
+    """Whether the start of a large file is an array, or a complete document with another document after it. Otherwise
+    the file is one large document, which must be read as a whole."""
+    if start.lstrip()[:1] == b"[":
+        return True
+    return any(
+        _is_complete(start[: each.start() + 1].strip()) for each in islice(_IN_A_ROW.finditer(start), _MOST_ENDS)
+    )
 
 
 def _first_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -192,13 +204,14 @@ def _is_complete(raw: bytes, start: bytes = b"") -> bool:
 def _split(raw: bytes) -> Iterator[JsonDocument]:
     """Split the bytes into documents. The bytes are one document that spans lines; otherwise one document per line, the
     first of them broken; otherwise several documents in a row."""
-    if _is_complete(raw.strip()):
-        return iter([JsonDocument(raw.strip())])
+    text = raw.strip()
+    if _is_complete(text):
+        return iter([JsonDocument(text, offset=raw.index(text[:1]))])
     lines = list(_lines(io.BytesIO(raw)))
     if len(lines) > 1 and _is_complete(lines[1].raw, b"{"):
         return iter(lines)
     found = list(_pieces(iter([raw])))
-    return iter(found if len(found) > 1 else [JsonDocument(raw.strip())])
+    return iter(found if len(found) > 1 else [JsonDocument(text, offset=raw.index(text[:1]))])
 
 
 def _pieces(chunks: Iterator[bytes]) -> Iterator[JsonDocument]:

@@ -20,6 +20,7 @@ from oncegate.files import open_file
 
 _STDIN: Final = "-"
 _S3: Final = "s3://"
+_COMPRESSED: Final = (".gz", ".zst", ".zstd")
 _BATCH: Final = 1024 * 1024  # bytes of documents
 _SAMPLE: Final = 2 * 1024 * 1024  # bytes of documents at each place of the sample
 _MOST_PLACES: Final = 8  # places of the sample
@@ -59,6 +60,11 @@ def find_recordings(names: Sequence[str], folder: Path) -> list[RecordingFile]:
         print_error(f"there is no file in {', '.join(names)}")
         raise click.exceptions.Exit(exit_codes.USAGE)
     return found
+
+
+def text_size(files: Sequence[RecordingFile]) -> int:
+    """About how many bytes of text the files hold. JSON is compressed to about a tenth."""
+    return sum(each.size * 10 if each.name.endswith(_COMPRESSED) else each.size for each in files)
 
 
 def _of_s3(name: str) -> Sequence[RecordingFile]:
