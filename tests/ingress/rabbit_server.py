@@ -181,7 +181,8 @@ def _supervise(folder: Path, state: Path) -> subprocess.Popen[bytes]:
 
 def _serve(folder: Path) -> None:
     """Run a server until no test process uses it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGHUP):  # also if the terminal of the tests is closed
+        signal.signal(number, lambda *_: sys.exit(0))
     server = RabbitServer(folder / f"node-{os.getpid()}")
     state = folder / "server.json"
     try:
