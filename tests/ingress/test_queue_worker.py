@@ -151,16 +151,16 @@ def test_an_unavailable_service_uses_up_no_attempt(bus: Bus, tmp_path: Path) -> 
 
     async def handler(event: Event) -> None:
         attempts.append(event.attempt)
-        if len(attempts) < 4:
+        if len(attempts) == 1:
             raise RetryLater("the CRM is down", after=0)
-        if len(attempts) == 4:
+        if len(attempts) == 2:
             raise ValueError("a failure of the handler")
 
     bus.send(call(1))
     with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db", max_attempts=2, backoff="10ms")) as gate:
         with working(gate.worker(bus.source, handler)):
             bus.until_empty()
-        assert attempts == [1, 1, 1, 1, 2]
+        assert attempts == [1, 1, 2]
         assert gate.store.dead_letters() == []
 
 
