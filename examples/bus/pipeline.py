@@ -181,7 +181,7 @@ def verdict(folder: Path, url: str, begun: float) -> Verdict:
     ((repeats,),) = query(url, "SELECT count(*) FROM repeats")
     lines = (json.dumps({"key": key, "type": kind, "entity": entity}) for key, kind, entity in rows)
     (folder / "effects.jsonl").write_text("\n".join(lines) + "\n")
-    print(f"{counted} effects are committed. {repeats} further attempts found their effect committed.")
+    print(f"{counted} effects are committed. {repeats} later attempts changed nothing.")
     command = [sys.executable, "-m", "oncegate", "verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl"]
     code = subprocess.run(command, cwd=folder, check=False).returncode  # noqa: S603  # ourselves
     return Verdict(code if counted == len(rows) else 1, counted, repeats, time.monotonic() - begun)

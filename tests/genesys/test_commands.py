@@ -126,11 +126,13 @@ class TestSettings:
         assert "oncegate.toml, genesys.region: 'example.com' is not a region" in err
         assert "there is no file absent" in err
 
-    def test_wrong_credentials(self, genesys: Genesys, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A refused login is one line without the secret."""
+    @pytest.mark.parametrize("command", ["topics", "check"])
+    def test_wrong_credentials(self, genesys: Genesys, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        """A refused login is one line without the secret, and not a missing permission."""
         monkeypatch.setenv("ONCEGATE_GENESYS_CLIENT_SECRET", "wrong-secret-hunter3")
-        code, _, err = genesys("topics")
+        code, out, err = genesys(command)
         assert (code, CLIENT_ID in err, "hunter3" in err) == (exit_codes.FAILED, True, False)
+        assert (out, "refused the login" in err) == ("", True)
 
 
 class Process:

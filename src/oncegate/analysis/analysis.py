@@ -126,7 +126,11 @@ def analyze(
         row_options = RowOptions(found, own, options.hints)
         read = write_rows(batches, row_options, folder, size=size, workers=options.workers, on_batch=on_batch)
         if not read.deliveries:
-            raise OncegateError(f"there is no event in the recording; unreadable documents: {read.unreadable:,}")
+            first = f" (the first: {read.shown[0].problem})" if read.shown else ""
+            raise OncegateError(
+                f"there is no event in the recording; unreadable documents: {read.unreadable:,}{first}; `oncegate"
+                " analyze --help` lists what a recording can be"
+            )
         on_step("grouping deliveries")
         database.load(row_options.rows().columns)
         database.group()

@@ -81,6 +81,9 @@ def list_objects(place: S3Place) -> list[S3Object]:
         pages = place.client().get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.prefix)
         found = [each for page in pages for each in page.get("Contents", ())]
     except FAILURES as error:
-        raise AwsError(f"cannot list s3://{place.bucket}/{place.prefix}: {error}") from error
+        raise AwsError(
+            f"cannot list s3://{place.bucket}/{place.prefix}: {str(error).rstrip('.')}; check the bucket, the"
+            " AWS credentials and the region (?region=NAME)"
+        ) from error
     objects = [S3Object(place, each["Key"], each["Size"]) for each in found if each["Size"]]
     return sorted(objects, key=lambda each: each.key)

@@ -201,6 +201,10 @@ class GenesysClient:
 
     # ── the token ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def check_login(self) -> None:
+        """Log in, unless there is a valid token. Raises GenesysDenied if the login is refused."""
+        self._current_token()
+
     def _current_token(self, instead_of: str = "") -> str:
         """Returns a valid token. A token that was refused is passed as `instead_of`, so that it is replaced."""
         with self._lock:

@@ -70,6 +70,7 @@ class Check(Struct, frozen=True):
 def check_permissions(client: GenesysClient, uses: Iterable[Use], topics: Iterable[Requirement] = ()) -> list[Check]:
     """Compare the requirements of these uses with the roles of the OAuth client. If the client may not read its roles,
     only the permissions to read something can be checked, by reading it."""
+    client.check_login()  # a refused login is not a missing permission
     chosen = [each for each in REQUIREMENTS if each.use in set(uses)] + list(topics)
     granted = granted_permissions(client)
     if granted is None:

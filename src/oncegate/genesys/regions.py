@@ -58,7 +58,10 @@ def place_of(region: str, endpoint: str | None = None) -> GenesysPlace:
     domain = REGIONS.get(host, host)
     if domain not in REGIONS.values() and not _NEW_DOMAIN.fullmatch(domain):
         known = ", ".join(REGIONS.values())
-        raise SettingError(f"{quoted(region)} is not a region of Genesys Cloud; use one of: {known}")
+        raise SettingError(
+            f"{quoted(region)} is not a region of Genesys Cloud; use one of: {known}; or the AWS region, such as"
+            " eu-central-1"
+        )
     return GenesysPlace(domain, f"https://login.{domain}", f"https://api.{domain}")
 
 

@@ -130,7 +130,8 @@ class NatsLink:
             raise QueueError(f"the NATS stream {self._address.at.stream} does not exist; create it first") from error
         except FAILURES as error:
             raise QueueError(
-                f"{self._address.place} cannot be used at {self._address.at.server}: {error_text(error)}"
+                f"{self._address.place} cannot be used at {self._address.at.server}: {error_text(error)}; check that"
+                " the server runs, and the address and the user in the URL"
             ) from error
 
     async def _consumer(self) -> ConsumerInfo:

@@ -306,7 +306,10 @@ class RabbitLink:
                 f"{place} is exclusive to another connection; use a queue that is not exclusive"
             ) from error
         except FAILURES as error:
-            raise QueueError(f"{place} cannot be used at {at.server}: {error_text(error)}") from error
+            raise QueueError(
+                f"{place} cannot be used at {at.server}: {error_text(error)}; check that the server runs, and the"
+                " address and the user in the URL"
+            ) from error
 
     async def _check(self) -> None:
         """Raises QueueError if the queue could lose events, and one of FAILURES if it cannot be used."""

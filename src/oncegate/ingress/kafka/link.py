@@ -83,7 +83,10 @@ class KafkaLink:
             await self._threads.call(self._join)
         except KafkaException as error:
             reason = self._last_error or error_text(error_of(error))
-            raise QueueError(f"{self._address.place} cannot be used at {self._address.at.brokers}: {reason}") from error
+            raise QueueError(
+                f"{self._address.place} cannot be used at {self._address.at.brokers}: {reason}; check that the brokers"
+                " run, and the addresses and the user in the URL"
+            ) from error
 
     def _join(self) -> None:
         self._consumer = Consumer(
