@@ -43,8 +43,6 @@ def read_group(url: str) -> GroupAddress:
         raise SettingError(f"{quoted(group)} is not the name of a Kafka consumer group; {_USE}")
     if retry_topic is not None:
         checked_topic(retry_topic, "write 'retry_topic=TOPIC'")
-    if retry_topic == address.topic:
-        raise SettingError(f"retry_topic={retry_topic} is the topic itself; use another topic for retries")
     if start not in _STARTS:
         raise SettingError(f"start={quoted(start)} is not a place to start from; use {any_of(_STARTS)}")
     return GroupAddress(address, group, retry_topic, start)
