@@ -25,7 +25,7 @@ def test_the_parts() -> None:
     [
         ("bus:///x", "the Bus URL has no host; write this"),
         ("bus://h:x/", "the host or the port of the Bus URL is not valid; write this"),
-        ("bus://h/a@b", "a user, a password or a name in a Bus URL must be percent-encoded, .*; write this"),
+        ("bus://h/a@b", "a user, a password or a name in a Bus URL must be percent-encoded .*; write this"),
         ("bus://h/?colour=red", "unknown option 'colour' in a Bus URL; use ca, group"),
     ],
 )

@@ -40,7 +40,7 @@ def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> B
         ) from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
         raise SettingError(
-            f"a user, a password or a name in a {bus} URL must be percent-encoded, so that an @ is written as %40; {use}"
+            f"a user, a password or a name in a {bus} URL must be percent-encoded (an @ is written as %40); {use}"
         )
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - set(known)):
