@@ -24,7 +24,8 @@ def test_the_parts() -> None:
     ("url", "problem"),
     [
         ("bus:///x", "the Bus URL has no host; write this"),
-        ("bus://h:x/", "the Bus URL is not valid: .*; write this"),
+        ("bus://h:x/", "the host or the port of the Bus URL is not valid; write this"),
+        ("bus://h/a@b", "a user, a password or a name in a Bus URL must be percent-encoded .*; write this"),
         ("bus://h/?colour=red", "unknown option 'colour' in a Bus URL; use ca, group"),
     ],
 )
@@ -32,6 +33,18 @@ def test_an_invalid_url(url: str, problem: str) -> None:
     """The message says what is wrong and what to write."""
     with pytest.raises(SettingError, match=problem):
         read(url)
+
+
+@pytest.mark.parametrize(
+    "login", ["ann:hunter?2", "ann:hunter/2", "ann:1/hunter", "ann:1?hunter=2", "ann:1#hunter", "ann:hunter\u2100"]
+)
+def test_a_password_that_is_not_encoded(login: str) -> None:
+    """No part of the password is quoted, wherever its special characters divide the URL."""
+    with pytest.raises(SettingError) as raised:
+        read(f"bus://{login}@h/x?group=crm")
+    assert "hunter" not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert "percent-encode" in str(raised.value)
 
 
 def test_a_secret(tmp_path: Path) -> None:

@@ -149,11 +149,14 @@ class TestReceiving:
         assert fake.count("POST /api/v2/notifications/channels/{channelId}/subscriptions") == 4
 
     def test_a_frame_that_is_not_an_event(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
-        """What cannot be read is kept as a dead letter, and the listener goes on."""
+        """What cannot be read is kept as a dead letter, and the listener goes on. It also goes on after an event in an
+        array, which Genesys does not send."""
         listening = listen()
         fake._in_loop(fake._send_all("not json"))
-        fake.publish(PRESENCE, presence(1))
+        fake._in_loop(fake._send_all(f'[{{"topicName": "{PRESENCE}", "eventBody": {{"id": "1"}}}}]'))
         handled(listening, 1)
+        fake.publish(PRESENCE, presence(1))
+        handled(listening, 2)
         until(lambda: len(listening.store.dead_letters()) == 1, "the dead letter")
 
     def test_too_many_topics(self, fake: FakeGenesys, tmp_path: Path) -> None:

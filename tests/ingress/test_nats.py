@@ -45,7 +45,7 @@ def stream(server: NatsServer) -> Stream:
         ("nats://h?consumer=crm", "'' is not the name of a NATS stream"),
         ("nats://h/a.b?consumer=crm", "'a.b' is not the name of a NATS stream"),
         ("nats:///events?consumer=crm", "has no host"),
-        ("nats://h:x/events?consumer=crm", "is not valid"),
+        ("nats://h:x/events?consumer=crm", "the host or the port of the NATS URL is not valid"),
         ("nats://h/events?consumer=crm&colour=red", "unknown option 'colour' in a NATS URL; use consumer,"),
     ],
 )

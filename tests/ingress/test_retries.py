@@ -147,3 +147,18 @@ async def test_the_key_of_the_publisher() -> None:
 
 def fail(_event: Any) -> None:
     raise ValueError("not yet")
+
+
+def test_a_mover_for_several_runs() -> None:
+    """A worker may run again after a stop. Each run has an event loop of its own."""
+    mover = NoMover()
+
+    async def run() -> None:
+        working = asyncio.create_task(mover.work())
+        await asyncio.sleep(0)
+        assert not working.done()
+        mover.stop()
+        await working
+
+    for _ in range(2):
+        asyncio.run(run())

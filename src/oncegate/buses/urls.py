@@ -30,12 +30,18 @@ class BusUrl(Struct, frozen=True):
 
 def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> BusUrl:
     """Parse a URL of a bus. `port` is the default, `known` are the names of all options, and `use` tells people what to
-    write. Raises SettingError."""
+    write. Raises SettingError, whose text never quotes what may be a part of a password."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or port
-    except ValueError as error:
-        raise SettingError(f"the {bus} URL is not valid: {error}; {use}") from error
+    except ValueError:
+        raise SettingError(
+            f"the host or the port of the {bus} URL is not valid; {use}, and percent-encode the user and the password"
+        ) from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise SettingError(
+            f"a user, a password or a name in a {bus} URL must be percent-encoded (an @ is written as %40); {use}"
+        )
     options = dict(parse_qsl(parts.query))
     if unknown := sorted(options.keys() - set(known)):
         raise SettingError(f"unknown option {unknown[0]!r} in a {bus} URL; use {', '.join(known)}")

@@ -240,8 +240,10 @@ class NotificationWorker:
         events = self._read(frame.raw)
         if len(events) != 1 or events[0].occurred_at is not None or events[0].content_hash is None:
             return events
-        content = repr((events[0].identity, events[0].content_hash)).encode()
         document = msgspec.json.decode(frame.raw)
+        if not isinstance(document, dict):  # Genesys sends no such frame
+            return events
+        content = repr((events[0].identity, events[0].content_hash)).encode()
         arrived = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self._arrivals.of(content, frame))
         return self._read(msgspec.json.encode({**document, "timestamp": arrived}))
 

@@ -180,7 +180,7 @@ class NoMover:
 
     async def work(self) -> None:
         await self._stopped.wait()
-        self._stopped.clear()
+        self._stopped = asyncio.Event()  # the next run has another event loop
 
     def stop(self) -> None:
         self._stopped.set()

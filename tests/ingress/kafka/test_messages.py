@@ -37,12 +37,31 @@ def test_only_a_prefix_is_committed() -> None:
 
 
 def test_a_record_is_taken_once() -> None:
-    """A record that the worker holds or has finished is not taken again."""
+    """A record that the worker holds is not taken again."""
+    partition = Partition("events", 3)
+    held = taken(partition, 6)
+    assert partition.take(record(6), float) is None
+    partition.finish(held)
+    assert partition.position == 7
+
+
+def test_lower_offsets_than_before() -> None:
+    """If a topic is created again, or loses its last messages, new records have lower offsets. They are taken, also at
+    an offset whose previous record still runs, and nothing behind them is committed."""
     partition = Partition("events", 3)
     partition.finish(taken(partition, 5))
-    taken(partition, 6)
-    assert partition.take(record(5), float) is None
-    assert partition.take(record(6), float) is None
+    old = taken(partition, 6)
+    first = taken(partition, 0)
+    assert partition.position == 0
+    partition.finish(first)
+    assert partition.position == 1
+    for offset in range(1, 6):
+        partition.finish(taken(partition, offset))
+    new = taken(partition, 6, value=b'{"id": "2"}')
+    partition.finish(old)
+    assert partition.position == 6
+    partition.finish(new)
+    assert partition.position == 7
 
 
 def test_a_revoked_partition() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate
+from oncegate import Event, Gate, keys
 from tests.ingress.kafka_server import PRODUCE, KafkaServer, Topic
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -38,6 +38,24 @@ def test_a_poison_message(topic: Topic, again: Topic) -> None:
     assert moved.key() == b"c-1"
     assert (headers["oncegate-origin"], headers["oncegate-retries"]) == (f"{topic.name}-0-0".encode(), b"1")
     assert len(headers["oncegate-key"]) == 32
+    gate.close()
+
+
+def test_a_poison_message_without_a_key(topic: Topic, again: Topic) -> None:
+    """An event without a key gets one with its first move. So the gate counts its attempts, and it does not go round
+    without an end."""
+    ran: list[int] = []
+
+    def handler(event: Event) -> None:
+        ran.append(event.attempt)
+        raise ValueError("never")
+
+    topic.send({"queue": "sales"})
+    gate = Gate("memory://", key=keys.event_id, on_missing_key="unguarded", max_attempts=4, backoff="20ms")
+    with working(gate.worker(source(topic, again), handler)):
+        until(lambda: len(gate.store.dead_letters()) == 1, "the dead letter")
+        until(lambda: again.left(topic.name) == 0, "the retry topic")
+    assert ran == [0, 0, 0, 1, 2, 3, 4]
     gate.close()
 
 

@@ -32,24 +32,29 @@ class Partition:
         self.sent: int | None = None  # the offset of the last commit that was sent and has not failed
         self.committed: int | None = None  # the offset of the last commit that Kafka has confirmed
         self._next: int | None = None
-        self._unfinished: dict[int, KafkaMessage] = {}  # in the order of the offsets
+        self._unfinished: dict[int, KafkaMessage] = {}
 
     def take(self, record: Record, pause: Callable[[int], float]) -> "KafkaMessage | None":
-        """Returns the message of a record; None if the worker already holds or has finished that record."""
-        offset = record.offset() or 0
-        if self._next is not None and offset < self._next:
+        """Returns the message of a record; None if the worker already holds that record. A lower offset than before is
+        taken: the topic may have been created again, or may have lost its last messages, so that the record is new. If
+        it is not new, its events are duplicates."""
+        message = KafkaMessage(record, self, pause)
+        held = self._unfinished.get(message.offset)
+        self._next = message.offset + 1
+        if held is not None and held.is_same(record):
             return None
-        self._next = offset + 1
-        message = self._unfinished[offset] = KafkaMessage(record, self, pause)
+        self._unfinished[message.offset] = message
         return message
 
     def finish(self, message: "KafkaMessage") -> None:
-        self._unfinished.pop(message.offset, None)
+        if self._unfinished.get(message.offset) is message:
+            del self._unfinished[message.offset]
 
     @property
     def position(self) -> int | None:
-        """The offset to commit: that of the first message that is not finished. None if nothing was received."""
-        return next(iter(self._unfinished), self._next)
+        """The offset to commit: that of the first message that is not finished, or not received yet. None if nothing
+        was received."""
+        return None if self._next is None else min([self._next, *self._unfinished])
 
     @property
     def is_running(self) -> bool:
@@ -74,6 +79,13 @@ class KafkaMessage(Message):
     def may_start(self, now: int) -> bool:  # noqa: ARG002  # see Message
         """After the partition was revoked, another worker receives the message."""
         return self.partition.is_assigned
+
+    def is_same(self, record: Record) -> bool:
+        return (record.timestamp(), record.key(), record.value()) == (
+            self.record.timestamp(),
+            self.record.key(),
+            self.record.value(),
+        )
 
     @property
     def pause(self) -> float:

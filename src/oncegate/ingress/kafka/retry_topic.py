@@ -7,7 +7,7 @@ from oncegate.buses.kafka import ConfirmedProducer, error_of, error_text
 from oncegate.carriers.pieces import HANDED_KEY
 from oncegate.clocks import wall
 from oncegate.errors import MissingExtra
-from oncegate.gate.job import Identified, Job, document
+from oncegate.gate.job import Identified, Job, document, storable
 from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.kafka.address import GroupAddress
 from oncegate.ingress.kafka.messages import NOT_BEFORE, ORIGIN, RETRIES, KafkaMessage
@@ -26,7 +26,8 @@ _THREADS: Final = 4
 
 class TopicMover(NoMover):
     """Sends an event to the retry topic, which the same workers read. The message has the key under which the event was
-    claimed, so for the gate it is the same event, and the number of its attempts is kept."""
+    claimed, so for the gate it is the same event, and the number of its attempts is kept. An event without a key gets a
+    random key, as in the inbox: from now on the gate counts its attempts, and it becomes a dead letter."""
 
     def __init__(self, address: GroupAddress, topic: str) -> None:
         super().__init__()
@@ -42,8 +43,9 @@ class TopicMover(NoMover):
             RETRIES: str(message.retries + 1),
             NOT_BEFORE: str((wall() + int(pause * 1e6)) // 1_000),
         }
-        if isinstance(work.item, Job):
-            headers[HANDED_KEY] = str(work.item.key)
+        (known,) = storable([work.item])
+        if isinstance(known, Job):
+            headers[HANDED_KEY] = str(known.key)
         sent = [self._topic, document(work.event), message.record.key(), list(headers.items())]
         try:
             await self._threads.call(self._producer.send, *sent)
