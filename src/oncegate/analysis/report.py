@@ -29,6 +29,8 @@ from oncegate.times import EPOCH
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _HEADERS: Final = ("Key", "Caught", "Missed", "Probable", "Lost", "May be lost", "Conflicts", "No key")
 _MOST_UNREADABLE: Final = 20
+_SHORT: Final = 600_000_000  # microseconds; the axis of a shorter recording has seconds
+_DAY: Final = 86_400_000_000
 
 
 def report(analysis: Analysis, examples: Examples, files: Sequence[str]) -> str:
@@ -140,7 +142,9 @@ def _gap_plot(timing: Timing) -> Markup:
 
 def _clock(time_us: int, span: int) -> str:
     when = EPOCH + timedelta(microseconds=time_us)
-    return when.strftime("%H:%M") if span < 2 * 86_400_000_000 else when.strftime("%d %b %H:%M")
+    if span < _SHORT:
+        return when.strftime("%H:%M:%S")
+    return when.strftime("%H:%M") if span < 2 * _DAY else when.strftime("%d %b %H:%M")
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────────────
