@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -149,6 +149,10 @@ class RabbitServer:
 # ── one server for all test processes ─────────────────────────────────────────────────────────────────────
 
 
+# A process that is forgotten while it runs is a warning, and so an error of whatever test runs next.
+_still_used: list[subprocess.Popen[bytes]] = []
+
+
 @contextmanager
 def shared(folder: Path) -> Iterator["Rabbit"]:
     """The server of this run of the tests. `folder` is the same for all test processes."""
@@ -164,8 +168,10 @@ def shared(folder: Path) -> Iterator["Rabbit"]:
         fcntl.flock(starting, fcntl.LOCK_UN)
         yield Rabbit(**json.loads(state.read_text()))
     if supervisor is not None:
-        with suppress(subprocess.TimeoutExpired):  # other test processes may still use the server
+        try:
             supervisor.wait(_STOP_WITHIN)
+        except subprocess.TimeoutExpired:  # other test processes still use the server
+            _still_used.append(supervisor)
 
 
 def _supervise(folder: Path, state: Path) -> subprocess.Popen[bytes]:
