@@ -378,6 +378,8 @@ class QueueSession:
         now = self._context.boot()
         for work in works:
             pause = self._lane_pauses.get(work.lane, work.message.pause)
+            if self._retries is not None:
+                self._retries.note_start(work)
             if self._stopping.is_set():
                 self._end(work, self._pause_at_stop(work))
             elif self._retries is not None and work.message.may_start(now):  # the bus would not deliver it again

@@ -65,7 +65,7 @@ class LocalRetries:
         self._waiting: set[MessageEvent] = set()
 
     def note_start(self, work: MessageEvent) -> None:
-        """Record that the event does not wait any more."""
+        """Record that the event does not wait any more: it starts, or it was given back."""
         self._waiting.discard(work)
 
     def is_used_up(self, work: MessageEvent, pause: float, *, failed: bool) -> bool:
