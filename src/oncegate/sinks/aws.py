@@ -22,10 +22,9 @@ from oncegate.aws import failures
 from oncegate.aws.clients import checked_endpoint, create_client
 from oncegate.aws.failures import FAILURES, code_of, message_of
 from oncegate.carriers.pieces import HANDED_KEY
-from oncegate.durations import microseconds
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.events import Event, Key
-from oncegate.sinks.base import document, headers_of
+from oncegate.sinks.base import document, headers_of, rejected, timeout_of
 from oncegate.text import quoted
 
 FIFO: Final = ".fifo"
@@ -156,8 +155,7 @@ def _options(parts: SplitResult, *own: str) -> dict[str, str]:
 
 def _common(options: dict[str, str]) -> dict[str, object]:
     endpoint = checked_endpoint(options.get("endpoint"))
-    timeout = microseconds(options.get("timeout", "10s"), "timeout") / 1e6
-    return {"region": options.get("region"), "endpoint": endpoint, "timeout": timeout}
+    return {"region": options.get("region"), "endpoint": endpoint, "timeout": timeout_of(options)}
 
 
 # ── publishers ────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,7 +179,7 @@ def failure(error: Exception, place: Destination) -> RetryLater | Bury:
     if isinstance(error, ClientError):
         code, message = code_of(error), message_of(error)
         if code in _REJECTED or _TOO_LARGE.search(message):
-            return Bury(f"publish failed: {place.spoken} rejects this event ({code}: {message})")
+            return rejected(place.spoken, f"{code}: {message}")
     permission = _SERVICES[place.service].permission
     action = f"{permission}:{error.operation_name}" if isinstance(error, ClientError) else ""
     return RetryLater(f"publish failed: {failures.classify(error, place.spoken, action, _HINTS).message}", public=True)

@@ -8,10 +8,9 @@ from typing import Final
 from msgspec import Struct
 
 from oncegate.buses.kafka import ConfirmedProducer, KafkaAddress, error_of, error_text, read_address
-from oncegate.durations import microseconds
-from oncegate.errors import Bury, MissingExtra, RetryLater
+from oncegate.errors import MissingExtra
 from oncegate.events import Event
-from oncegate.sinks.base import document, headers_of
+from oncegate.sinks.base import document, headers_of, not_confirmed, rejected, timeout_of
 
 try:
     from confluent_kafka import KafkaError, KafkaException
@@ -45,7 +44,7 @@ class TopicAddress(Struct, frozen=True):
 def read_destination(url: str) -> TopicAddress:
     """Parse a URL. Raises SettingError."""
     address = read_address(url, _OWN, _USE)
-    return TopicAddress(address, microseconds(address.options.get("timeout", "10s"), "timeout") / 1e6)
+    return TopicAddress(address, timeout_of(address.options))
 
 
 class KafkaPublisher:
@@ -70,11 +69,9 @@ class KafkaPublisher:
         except KafkaException as raised:
             error = error_of(raised)
             if error.code() in _TOO_LARGE:
-                raise Bury(f"publish failed: {self.place.spoken} rejects this event (it is too large)") from raised
+                raise rejected(self.place.spoken) from raised
             reason = "the topic does not exist; create it" if error.code() in _NO_TOPIC else error_text(error)
-            raise RetryLater(
-                f"publish failed: {self.place.spoken} did not confirm the message ({reason})", public=True
-            ) from raised
+            raise not_confirmed(self.place.spoken, reason) from raised
 
     def close(self) -> None:
         self._producer.close()

@@ -10,11 +10,10 @@ from typing import Final
 from msgspec import Struct
 
 from oncegate.buses.nats import FAILURES, NatsAddress, connect, connect_options, error_text, read_address
-from oncegate.durations import microseconds
-from oncegate.errors import Bury, MissingExtra, RetryLater, SettingError
+from oncegate.errors import MissingExtra, RetryLater, SettingError
 from oncegate.events import Event
 from oncegate.sinks.async_client import AsyncClient
-from oncegate.sinks.base import document, headers_of
+from oncegate.sinks.base import document, headers_of, not_confirmed, rejected, timeout_of
 from oncegate.text import quoted
 
 try:
@@ -56,7 +55,7 @@ def read_destination(url: str) -> SubjectAddress:
     if not _SUBJECT.fullmatch(subject):
         raise SettingError(f"{quoted(subject)} is not a NATS subject to publish to; {_USE}")
     connect_options(address)
-    return SubjectAddress(address, subject, microseconds(address.options.get("timeout", "10s"), "timeout") / 1e6)
+    return SubjectAddress(address, subject, timeout_of(address.options))
 
 
 class NatsPublisher:
@@ -77,19 +76,19 @@ class NatsPublisher:
         try:
             self._client.call(lambda client: self._send(client, event), self.place.timeout)
         except MaxPayloadError as error:
-            raise Bury(f"publish failed: {self.place.spoken} rejects this event (it is too large)") from error
+            raise rejected(self.place.spoken) from error
         except NoStreamResponseError as error:
             raise self._retry("no stream has this subject; create the stream, or correct the URL") from error
         except APIError as error:
             reason = error.description or error_text(error)
             if error.err_code == _TOO_LARGE:
-                raise Bury(f"publish failed: {self.place.spoken} rejects this event ({reason})") from error
+                raise rejected(self.place.spoken, reason) from error
             raise self._retry(reason) from error
         except FAILURES as error:
             raise self._retry(error_text(error)) from error
 
     def _retry(self, reason: str) -> RetryLater:
-        return RetryLater(f"publish failed: {self.place.spoken} did not confirm the message ({reason})", public=True)
+        return not_confirmed(self.place.spoken, reason)
 
     async def _send(self, client: Client, event: Event) -> None:
         if not client.is_connected:  # the client would keep the message and send it later, when the gate sends it again

@@ -20,11 +20,10 @@ from oncegate.buses.rabbitmq import (
     login_of,
     read_address,
 )
-from oncegate.durations import microseconds
-from oncegate.errors import Bury, MissingExtra, RetryLater, SettingError
+from oncegate.errors import MissingExtra, RetryLater, SettingError
 from oncegate.events import Event
 from oncegate.sinks.async_client import AsyncClient
-from oncegate.sinks.base import document, headers_of
+from oncegate.sinks.base import document, headers_of, not_confirmed, rejected, timeout_of
 
 try:
     from aio_pika import Connection, DeliveryMode, Message
@@ -78,7 +77,7 @@ def read_destination(url: str) -> ExchangeAddress:
     else:
         key = checked_name(address.queue, "queue", _USE)
     login_of(address)
-    return ExchangeAddress(address, exchange, key, microseconds(address.options.get("timeout", "10s"), "timeout") / 1e6)
+    return ExchangeAddress(address, exchange, key, timeout_of(address.options))
 
 
 class _Confirmed:
@@ -123,7 +122,7 @@ class RabbitPublisher:
         except ChannelPreconditionFailed as error:
             # The error closes the channel, so messages that were sent at the same time fail with it. They are retried.
             if (found := _TOO_LARGE.search(str(error))) is not None and int(found[1]) == len(body):
-                raise Bury(f"publish failed: {self.place.spoken} rejects this event (it is too large)") from error
+                raise rejected(self.place.spoken) from error
             raise self._retry(error_text(error)) from error
         except PublishError as error:
             raise self._retry("no queue takes the message; create the queue, or correct the URL") from error
@@ -133,7 +132,7 @@ class RabbitPublisher:
             raise self._retry(error_text(error)) from error
 
     def _retry(self, reason: str) -> RetryLater:
-        return RetryLater(f"publish failed: {self.place.spoken} did not confirm the message ({reason})", public=True)
+        return not_confirmed(self.place.spoken, reason)
 
     async def _send(self, client: _Confirmed, event: Event, body: bytes) -> None:
         message = Message(
