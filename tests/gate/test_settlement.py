@@ -1,6 +1,7 @@
 """Settlement: what a handler's result or error means, and settlements that the store does not confirm at once."""
 
 import asyncio
+import os
 import signal
 import sqlite3
 import subprocess
@@ -257,6 +258,7 @@ def test_frozen(url: str, lock: Lock) -> None:
         _say(process)
         _expect(process, "failed")
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # all its threads: a retry may be running
         lock.release_held()
         time.sleep(1.2)
         with closing(Gate(url)) as gate:
