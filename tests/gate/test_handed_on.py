@@ -309,6 +309,19 @@ def test_only_the_carried_key(gate: Gate, effects: Effects) -> None:
     assert by_id.run(bare, effects).status == "invalid"
 
 
+def test_a_key_function_that_raises(gate: Gate, effects: Effects) -> None:
+    """If the key function raises, the event is also identified by the carried key. It does not run without a claim."""
+
+    def key(_event: Event) -> str:
+        raise ValueError("no such field")
+
+    published = gate.run(OTHERS, Sink())
+    handler = Gate(gate.store, key=key, on_missing_key="unguarded").lambda_handler(effects)
+    for _ in range(2):
+        assert handler({"Records": [message({"case": 7}, str(published.key))]}, None) == {"batchItemFailures": []}
+    assert len(effects) == 1
+
+
 # ── a crash between the two ───────────────────────────────────────────────────────────────────────────────
 
 DYING = """

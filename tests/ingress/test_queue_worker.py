@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from oncegate import Event, Gate
-from oncegate.errors import RetryLater
+from oncegate import Event, Gate, keys
+from oncegate.errors import Bury, RetryLater
 from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
@@ -162,6 +162,65 @@ def test_an_unavailable_service_uses_up_no_attempt(bus: Bus, tmp_path: Path) -> 
             bus.until_empty()
         assert attempts == [1, 1, 2]
         assert gate.store.dead_letters() == []
+
+
+class KeylessHandler:
+    """Records the attempts of events without a key. `failures` has the exception of each attempt."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.attempts = 0
+        self._failures = failures
+
+    async def __call__(self, _event: Event) -> None:
+        self.attempts += 1
+        if self.attempts <= len(self._failures):
+            raise self._failures[self.attempts - 1]
+
+
+def keyless(url: str = "memory://", **options: Any) -> Gate:
+    return Gate(url, key=keys.event_id, on_missing_key="unguarded", max_attempts=2, **options)
+
+
+FAILURE = ValueError("a failure of the handler")
+AWAY = RetryLater("the CRM is down", after=0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "attempts", "error"),
+    [
+        ([FAILURE] * 9, 2, "a failure of the handler"),
+        ([Bury("not wanted")] * 9, 1, "not wanted"),
+        ([AWAY, AWAY, FAILURE, AWAY], 5, None),
+    ],
+)
+def test_the_attempts_of_an_event_without_a_key(
+    bus: Bus, failures: list[Exception], attempts: int, error: str | None
+) -> None:
+    """No record counts the attempts of an event without a key. The worker counts them, so the event becomes a dead
+    letter like any other event."""
+    bus.send({"number": 1})
+    handler, gate = KeylessHandler(*failures), keyless()
+    worker = gate.worker(bus.source, handler)
+    with working(worker):
+        bus.until_empty()
+    letters = [letter.record.error or "" for letter in gate.store.dead_letters()]
+    assert handler.attempts == attempts
+    assert [error in letter for letter in letters if error] == ([True] if error else [])
+    assert worker.figures.failed == attempts - (error is None)
+    gate.close()
+
+
+def test_a_kafka_worker_that_marks_first(kafka: KafkaServer) -> None:
+    """An event without a key that always fails is a dead letter after `max_attempts`. It does not block its
+    partition."""
+    topic = kafka.topic()
+    topic.send({"number": 1})
+    handler, gate = KeylessHandler(*[FAILURE] * 9), keyless(mode="mark_first")
+    with working(gate.worker(topic.source, handler)):
+        topic.until_empty()
+    assert handler.attempts == 2
+    assert len(gate.store.dead_letters()) == 1
+    gate.close()
 
 
 def test_an_invalid_message_becomes_a_dead_letter(bus: Bus) -> None:

@@ -4,13 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from oncegate import Gate, read
 from oncegate.carriers.buses import BusMessage
+from oncegate.gate.outcome import Cause, Outcome
 from oncegate.ingress import retries
 from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.messages import Message, MessageEvent
-from oncegate.ingress.retries import InboxMover, LocalRetries, NoMover
+from oncegate.ingress.retries import InboxMover, LocalRetries, NoMover, UnguardedAttempts
 from oncegate.ingress.worker import WorkerContext
 from tests.ingress.sqs.queues import call
 from tests.ingress.test_dispatcher import in_loop
@@ -147,6 +149,33 @@ async def test_the_key_of_the_publisher() -> None:
 
 def fail(_event: Any) -> None:
     raise ValueError("not yet")
+
+
+def test_the_attempts_of_an_event_without_a_key() -> None:
+    """The attempts count as those of an event with a key. While a service is unavailable they do not count, for up to
+    `retry_for`."""
+    gate, clock = Gate("memory://", max_attempts=2, retry_for="1h"), Clock()
+    attempts, work = UnguardedAttempts(gate._engine.config, clock), work_of(gate, call(1))
+    failed = Outcome("failed", work.event)
+    away = replace(failed, cause=Cause.SERVICE_UNAVAILABLE)
+    assert not any(attempts.are_used_up(work, each) for each in [away, away, away, failed])
+    assert not attempts.are_used_up(work, away)
+    clock.now += 3_599_000_000
+    assert not attempts.are_used_up(work, away)
+    clock.now += 1_000_000
+    assert attempts.are_used_up(work, away)
+    assert attempts.are_used_up(work, failed)
+    assert attempts.are_used_up(work_of(gate, call(2)), replace(failed, cause=Cause.BURY))
+
+
+def test_no_limit_of_attempts() -> None:
+    """With max_attempts=None, only `Bury` makes an event without a key a dead letter."""
+    gate, clock = Gate("memory://", max_attempts=None, retry_for=None), Clock()
+    attempts, work = UnguardedAttempts(gate._engine.config, clock), work_of(gate, call(1))
+    failed = Outcome("failed", work.event)
+    assert not any(attempts.are_used_up(work, failed) for _ in range(99))
+    assert not attempts.are_used_up(work, replace(failed, cause=Cause.SERVICE_UNAVAILABLE))
+    assert attempts.are_used_up(work, replace(failed, cause=Cause.BURY))
 
 
 def test_a_mover_for_several_runs() -> None:

@@ -30,7 +30,7 @@ from oncegate.errors import StoreError, Unkeepable
 from oncegate.events import Event, Key
 from oncegate.gate.completion_cache import CompletionCache
 from oncegate.gate.handlers import LONGEST_ERROR
-from oncegate.gate.job import NO_DOCUMENT, NOT_STORED, Job, document, summary_of
+from oncegate.gate.job import NO_DOCUMENT, NOT_STORED, Job, UnguardedEvent, document, summary_of, with_random_key
 from oncegate.gate.observers import Observers
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Cause, Outcome, differences
@@ -114,6 +114,15 @@ class DeadLetters:
         kept = [_refused_outcome(*each) for each in zip(refused, copies, results, strict=True)]
         self._observers.kept(kept)
         return kept
+
+    def bury_unguarded(self, item: UnguardedEvent) -> Outcome:
+        """Bury an event that ran without a key and failed. Its copy has a random key: two such events may be equal.
+        Returns the new outcome."""
+        failed, copy = item.outcome, with_random_key(item)
+        (result,) = self._bury_copies([copy], [failed.error or failed.status])
+        if result is None:
+            return replace(failed, status="buried", kept=copy.key, retry_after=None, cause=None)
+        return replace(failed, error=f"{failed.error}, {NOT_STORED}: {result.text}")
 
     def bury_emissions(
         self, copies: Sequence[Job], outcomes: Sequence[Outcome], errors: Sequence[str]

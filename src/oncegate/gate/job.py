@@ -265,13 +265,10 @@ class Identifier:
         carried = event.evidence.handed_key if trusted else None
         try:
             key = self._key(event)
-        except MissingKey as error:
-            if carried is None:
-                return self._without_key(event, str(error), None)
-            key, carried = Key(bytes.fromhex(carried), HANDED_ON, (carried,)), None
         except Exception as error:  # noqa: BLE001  # a user's key function must not fail the rest of the batch
-            raised = f"its key function raised {type(error).__name__}"
-            return self._without_key(event, f"{raised}: {error}", raised)
+            if carried is None:
+                return self._without_key(event, error)
+            key, carried = Key(bytes.fromhex(carried), HANDED_ON, (carried,)), None
         if event.evidence.replay is not None:
             key = self._replayed(event, key, event.evidence.replay)
         try:
@@ -287,7 +284,11 @@ class Identifier:
             job.key, job.content_unbound = replace(job.key, binds=False), True
         return job
 
-    def _without_key(self, event: Event, error: str, raised: str | None) -> UnguardedEvent | RejectedEvent:
+    def _without_key(self, event: Event, missing: Exception) -> UnguardedEvent | RejectedEvent:
+        error, raised = str(missing), None
+        if not isinstance(missing, MissingKey):
+            raised = f"its key function raised {type(missing).__name__}"
+            error = f"{raised}: {missing}"
         self._observers.notify("policy.missing_key", event, detail=self._config.on_missing_key)
         too_old = self._too_old(event)
         refusal = Outcome("invalid", event, error=f"{error}; and {too_old}" if too_old else error, raised=raised)
@@ -331,15 +332,17 @@ def storable(identified: Sequence[Identified]) -> list[Job | RejectedEvent]:
     return [item if type(item) is Job and item.event.raw else _made_storable(item) for item in identified]
 
 
+def with_random_key(item: UnguardedEvent) -> Job:
+    """Returns a job for an event that may run without a key. Another copy of the event gets another key."""
+    (random,) = owners(1)
+    key = keys.make("unguarded", item.event, [random.hex()], binds=False)
+    return Job(item.event, key, digest(item.event.raw))
+
+
 def _made_storable(item: Identified) -> Job | RejectedEvent:
     if isinstance(item, RejectedEvent):
         return item
-    if isinstance(item, UnguardedEvent):
-        (random,) = owners(1)
-        key = keys.make("unguarded", item.event, [random.hex()], binds=False)
-        job = Job(item.event, key, digest(item.event.raw))
-    else:
-        job = item
+    job = with_random_key(item) if isinstance(item, UnguardedEvent) else item
     return job if job.event.raw else RejectedEvent(Outcome("invalid", job.event, job.key, error=NOT_STORABLE))
 
 

@@ -34,9 +34,11 @@ ABSENT: Final = object()  # the value of a member that a body does not have
 
 
 class Cause(Enum):
-    """Why an event did not run, for code that has to distinguish the causes. `Outcome.reason` is the sentence for
-    people."""
+    """Why an event did not run or failed, for code that has to distinguish the causes. `Outcome.reason` is the sentence
+    for people."""
 
+    BURY = "the handler of an event without a key raised `Bury`"
+    SERVICE_UNAVAILABLE = "a service that the handler of an event without a key calls is unavailable"
     STORE_UNAVAILABLE = "the store did not answer the claim"
     PREVIOUS = "earlier code has processed the event: the place that `previous` names has marked it"
 

@@ -27,7 +27,7 @@ from oncegate.errors import StoreError, Unkeepable
 from oncegate.gate.handlers import error_text, failure_stack, is_unavailable, loggable_error, retry_delay_of
 from oncegate.gate.job import NO_DOCUMENT, NOT_STORED, TOO_LATE, Job, UnguardedEvent, document
 from oncegate.gate.options import GateConfig
-from oncegate.gate.outcome import Outcome
+from oncegate.gate.outcome import Cause, Outcome
 from oncegate.stores.base import Store
 
 _FLUSH_WITHIN: Final = 0.05  # seconds
@@ -184,7 +184,10 @@ def ran_marked(job: Job, result: Any) -> None:
 
 
 def failed_unguarded(item: Job | UnguardedEvent, error: BaseException) -> None:
+    """Set the outcome of an event that ran without a claim and failed. No record counts its attempts: a worker of a bus
+    counts them itself, and has to know the cause."""
     text, raised, retry_after = error_text(error), loggable_error(error), retry_delay_of(error)
+    cause = Cause.SERVICE_UNAVAILABLE if is_unavailable(error) else None
     item.outcome = Outcome(
         "failed",
         item.event,
@@ -192,6 +195,7 @@ def failed_unguarded(item: Job | UnguardedEvent, error: BaseException) -> None:
         error=text,
         raised=raised,
         retry_after=retry_after,
+        cause=Cause.BURY if isinstance(error, BuryNow) else cause,
         stack=failure_stack(error),
         took=item.took,
     )

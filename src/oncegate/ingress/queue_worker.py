@@ -2,7 +2,8 @@
 
 receive ─▶ read ─▶ dispatcher ─▶ gate ─▶ every event acknowledged ─▶ acknowledge the message
                                         └▶ an event not acknowledged ─▶ have the message delivered again, after a pause;
-                                           if the bus cannot do this, run the event again here (`retries`)
+                                           if the bus cannot do this, or nothing counts the attempts of the event,
+                                           run the event again here (`retries`)
 
 A link is the part that knows one kind of queue: it receives messages, keeps them from other workers, and acknowledges
 or returns them.
@@ -20,7 +21,7 @@ from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
 from oncegate.gate.handlers import AsyncHandler, Handler, publish_target_of
-from oncegate.gate.job import Identified, Job, set_destination
+from oncegate.gate.job import Identified, Job, UnguardedEvent, set_destination
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import STATUSES, Cause, Outcome
 from oncegate.ingress.call_threads import CallThreads
@@ -28,7 +29,7 @@ from oncegate.ingress.dispatcher import Dispatcher, Next, RunAgain
 from oncegate.ingress.handler_wrappers import logged
 from oncegate.ingress.http_answers import due_in
 from oncegate.ingress.messages import Message, MessageEvent
-from oncegate.ingress.retries import LocalRetries, Mover
+from oncegate.ingress.retries import LocalRetries, Mover, UnguardedAttempts
 from oncegate.ingress.supervision import OutageLogger, stopped_by_signals
 from oncegate.ingress.worker import Figures, WorkerContext
 
@@ -192,6 +193,7 @@ class QueueSession:
         self._store_outage = OutageLogger(context.boot)
         self._link = open_link(LinkContext(context.boot, config, self._dispatcher, self._take, self._store_outage))
         self._retries = None if mover is None else LocalRetries(mover, self._dispatcher, context.boot, in_hand)
+        self._unguarded = UnguardedAttempts(config, context.boot)
         self._threads = CallThreads("oncegate-keep", 1)
         self._stopping = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -282,6 +284,9 @@ class QueueSession:
         work.ran = True
         began_at = self._context.boot()
         outcome = await self._run_through_gate(work.item)
+        uncounted = self._uncounted(work, outcome)
+        if uncounted is not None and self._unguarded.are_used_up(work, outcome):
+            outcome = await self._threads.call(self._context.engine.dead_letters.bury_unguarded, uncounted)
         if outcome.cause is Cause.STORE_UNAVAILABLE:
             return self._wait_for_store(work, outcome)
         if _proves_answer(outcome):
@@ -297,15 +302,26 @@ class QueueSession:
         return "go_on"
 
     async def _retry(self, work: MessageEvent, outcome: Outcome) -> Next:
-        """Have the event delivered again. If the bus cannot do this, run it again here or move it."""
+        """Have the event delivered again. If the bus cannot do this, or if nothing else counts the attempts of the
+        event, run it again here or move it."""
         pause, retries = self._pause(outcome, work), self._retries
-        if retries is None:
+        if retries is None and self._uncounted(work, outcome) is None:
             return self._not_acknowledged(work, pause)
         work.message.receives += 1
-        if retries.is_used_up(work, pause, failed=outcome.status == "failed") and outcome.status != "invalid":
+        if (
+            retries is not None
+            and retries.is_used_up(work, pause, failed=outcome.status == "failed")
+            and outcome.status != "invalid"
+        ):
             return await self._move(work, pause)
         work.item = self._identify(work.event)
         return RunAgain(pause)
+
+    def _uncounted(self, work: MessageEvent, outcome: Outcome) -> UnguardedEvent | None:
+        """Returns the event if it has failed and neither a record nor the queue counts its attempts."""
+        if outcome.status != "failed" or self._link.has_dead_letters or not isinstance(work.item, UnguardedEvent):
+            return None
+        return work.item
 
     async def _move(self, work: MessageEvent, pause: float) -> Next:
         """Move the event to another place, and acknowledge it. If it cannot be moved now, it runs again here."""

@@ -5,6 +5,9 @@ not acknowledged ─▶ runs again here, after a pause; the later events of its 
 
 An event that waits here keeps the bus from going on, because it only knows how far its messages are processed. So an
 event that fails repeatedly is moved to another place: to the inbox of the store, or to another topic of the bus.
+
+An event that runs without a key has no record that counts its attempts. So the worker of any bus counts them, and holds
+the event until it succeeds or is a dead letter (`UnguardedAttempts`).
 """
 
 import asyncio
@@ -15,6 +18,8 @@ from typing import Final, Protocol
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
 from oncegate.gate.job import Identified, Job, is_stage
+from oncegate.gate.options import GateConfig
+from oncegate.gate.outcome import Cause, Outcome
 from oncegate.ingress.dispatcher import Dispatcher
 from oncegate.ingress.inbox import InboxWorker
 from oncegate.ingress.messages import MessageEvent
@@ -83,6 +88,28 @@ class LocalRetries:
             return True
         self._waiting.add(work)
         return False
+
+
+class UnguardedAttempts:
+    """Counts the failed attempts of events that run without a key. Every bus needs this: not all buses count
+    deliveries, and a delivery is not always an attempt. The count starts again if another worker gets the message."""
+
+    def __init__(self, config: GateConfig, boot: Clock) -> None:
+        self._config = config
+        self._boot = boot
+
+    def are_used_up(self, work: MessageEvent, failed: Outcome) -> bool:
+        """Record a failed attempt, and return whether it was the last one. The rules are those of events with a key:
+        see `SettlementPlanner.failed`."""
+        now, config = self._boot(), self._config
+        if failed.cause is Cause.BURY:
+            return True
+        if failed.cause is Cause.SERVICE_UNAVAILABLE and config.retry_for is not None:
+            work.unavailable_since = since = work.unavailable_since or now
+            return config.max_attempts is not None and now - since >= config.retry_for
+        work.unavailable_since = None
+        work.counted += 1
+        return config.max_attempts is not None and work.counted >= config.max_attempts
 
 
 class InboxMover:
