@@ -42,7 +42,7 @@ def test_an_address() -> None:
         ("kafka://a:x/events", "'a:x' is not the address of a Kafka broker; write this"),
         ("kafka://a:0/events", "'a:0' is not the address of a Kafka broker"),
         ("kafka://a:65536/events", "is not the address of a Kafka broker"),
-        ("kafka://a", "'' is not the name of a Kafka topic; write this"),
+        ("kafka://a", "the URL has no name of a Kafka topic; write this"),
         ("kafka://a/..", "'..' is not the name of a Kafka topic"),
         ("kafka://a/b/c", "'b/c' is not the name of a Kafka topic"),
         ("kafka://ann:p?ss@h/t", "a user or password in a Kafka URL must be percent-encoded; write this"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.buses.urls import BusUrl, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import BusUrl, bus_name, named_files, read_secret, read_url, tls_context
 from oncegate.errors import SettingError
 
 
@@ -61,5 +61,21 @@ def test_tls() -> None:
 @pytest.mark.parametrize("options", [{"ca": "/no/such"}, {"certificate": __file__}])
 def test_a_file_that_cannot_be_used(options: dict[str, str]) -> None:
     """A file that is missing or has other content is an error of one sentence."""
-    with pytest.raises(SettingError, match="the Bus URL names a file that cannot be used"), named_files("Bus"):
+    with pytest.raises(SettingError, match="the Bus URL names a file that cannot be used: "), named_files("Bus"):
         tls_context(options)
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate"])
+def test_a_missing_file(name: str) -> None:
+    """The error names the file and says why it cannot be read."""
+    with pytest.raises(SettingError, match=r"used: /no/such: No such file or directory$"), named_files("Bus"):
+        tls_context({name: "/no/such"})
+
+
+def test_a_name() -> None:
+    """A name that is missing and a name that the bus does not allow are two errors."""
+    assert bus_name("calls", "Bus queue", "write this", is_valid=True) == "calls"
+    with pytest.raises(SettingError, match="the URL has no name of a Bus queue; write this"):
+        bus_name("", "Bus queue", "write this", is_valid=False)
+    with pytest.raises(SettingError, match=r"'a b' is not the name of a Bus queue; write this"):
+        bus_name("a b", "Bus queue", "write this", is_valid=False)

@@ -60,7 +60,13 @@ class TestErrors:
                 exit_codes.USAGE,
                 "(--signature SCHEME), or allow this with",
             ),
-            (("work", "foo"), exit_codes.USAGE, "'foo' is not a source; use inbox, or the URL of a queue such as"),
+            (("work",), exit_codes.USAGE, "no source; write it after `oncegate work`, or set work.source"),
+            (("work", "kafka://h/t"), exit_codes.USAGE, "SOURCE: the URL has no name of a Kafka consumer group"),
+            (
+                ("work", "foo"),
+                exit_codes.USAGE,
+                "SOURCE: work.source='foo' is not a source; use inbox, or the URL",
+            ),
             (("serve", "--host", "192.0.2.1", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
             (("serve", "--host", "a..b", "--signature", "none"), exit_codes.FAILED, "choose another with --host"),
             (

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -41,8 +42,8 @@ def stream(server: NatsServer) -> Stream:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("nats://h/events", "'' is not the name of a NATS consumer; write 'nats://HOST:PORT/STREAM?consumer=NAME'"),
-        ("nats://h?consumer=crm", "'' is not the name of a NATS stream"),
+        ("nats://h/events", "the URL has no name of a NATS consumer; write 'nats://HOST:PORT/STREAM?consumer=NAME'"),
+        ("nats://h?consumer=crm", "the URL has no name of a NATS stream"),
         ("nats://h/a.b?consumer=crm", "'a.b' is not the name of a NATS stream"),
         ("nats:///events?consumer=crm", "has no host"),
         ("nats://h:x/events?consumer=crm", "the host or the port of the NATS URL is not valid"),
@@ -207,11 +208,15 @@ def test_a_deleted_consumer_ends_the_worker(stream: Stream) -> None:
 
 
 def test_the_command(stream: Stream, tmp_path: Path) -> None:
-    """`oncegate work nats://…` runs the messages, logs each outcome, and drains on SIGTERM."""
+    """`oncegate work` runs the messages of the source that a variable names, logs each outcome, and drains on SIGTERM.
+    The password of the source is in no output."""
     (tmp_path / "app.py").write_text("def handle(event): pass\n")
     stream.send({"id": "evt-1"}, {"id": "evt-1"})
-    command = [sys.executable, "-m", "oncegate", "work", stream.source, "--handler", "app:handle"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "oncegate", "work", "--handler", "app:handle"]
+    environ = os.environ | {"ONCEGATE_WORK_SOURCE": stream.source.replace("://", "://ann:hunter2@")}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         stream.until_empty()
     finally:
@@ -219,6 +224,8 @@ def test_the_command(stream: Stream, tmp_path: Path) -> None:
         out, err = process.communicate(timeout=40)
     assert process.returncode == 0, err
     assert sorted(json.loads(line)["status"] for line in out.splitlines()) == ["duplicate", "processed"]
+    assert "takes events from nats://ann:***@" in err
+    assert "hunter2" not in out + err
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "nats.md").read_text()

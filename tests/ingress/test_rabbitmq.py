@@ -42,7 +42,7 @@ def classic(rabbit: Rabbit) -> RabbitQueue:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("amqp://h", "'' is not the name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
+        ("amqp://h", "the URL has no name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
         ("amqp:///events", "has no host"),
         ("amqp://h/events?colour=red", "unknown option 'colour' in a RabbitMQ URL; use dead_letters, vhost,"),
         ("amqp://h/events?dead_letters=no", "dead_letters='no' is not a choice; it is one of gate, queue"),

@@ -176,7 +176,7 @@ def test_a_forked_child_ends(topic: Topic) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("kafka://h", "'' is not the name of a Kafka topic; write 'kafka://HOST:PORT/TOPIC'"),
+        ("kafka://h", "the URL has no name of a Kafka topic; write 'kafka://HOST:PORT/TOPIC'"),
         ("kafka://h/events?group=crm", "unknown option 'group' in a Kafka URL; use timeout, mechanism"),
         ("kafka://h/events?timeout=no", "timeout"),
         ("kafka://ann@h/events?password_file=/no/such", "names a file that cannot be used"),

@@ -187,7 +187,7 @@ def test_after_a_fork(stream: Stream, to: Callable[[str], NatsPublisher]) -> Non
     [
         ("nats://h/events", "'' is not a NATS subject to publish to; write 'nats://HOST"),
         ("nats://h/events?subject=calls.*", r"'calls.\*' is not a NATS subject"),
-        ("nats://h?subject=calls", "'' is not the name of a NATS stream"),
+        ("nats://h?subject=calls", "the URL has no name of a NATS stream"),
         ("nats://h/events?subject=calls&consumer=crm", "unknown option 'consumer' in a NATS URL; use subject, timeout"),
         ("nats://h/events?subject=calls&timeout=no", "timeout"),
         ("nats://h/events?subject=calls&token_file=/no/such", "names a file that cannot be used"),

@@ -192,7 +192,7 @@ def test_after_a_fork(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("amqp://h", "'' is not the name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
+        ("amqp://h", "the URL has no name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
         ("amqp://h/q?exchange=e", "names a queue or an exchange, not both"),
         ("amqp://h/?routing_key=k", "with a routing key needs an exchange"),
         ("amqp://h/q?dead_letters=queue", "unknown option 'dead_letters' in a RabbitMQ URL; use exchange"),

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from msgspec import Struct
 
 from oncegate import forks
-from oncegate.buses.urls import named_files, read_secret
+from oncegate.buses.urls import bus_name, named_files, read_secret
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.text import any_of, quoted
 
@@ -91,9 +91,8 @@ def _broker(text: str, use: str) -> str:
 
 
 def checked_topic(value: str, use: str) -> str:
-    if not _TOPIC.fullmatch(value) or value in (".", ".."):
-        raise SettingError(f"{quoted(value)} is not the name of a Kafka topic; {use}")
-    return value
+    is_valid = _TOPIC.fullmatch(value) is not None and value not in (".", "..")
+    return bus_name(value, "Kafka topic", use, is_valid=is_valid)
 
 
 def client_config(address: KafkaAddress) -> dict[str, Any]:

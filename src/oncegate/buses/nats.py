@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.urls import named_files, read_secret, read_url, tls_context
-from oncegate.errors import MissingExtra, SettingError
-from oncegate.text import quoted
+from oncegate.buses.urls import bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.errors import MissingExtra
 
 try:
     from nats.aio.client import Client
@@ -50,9 +49,7 @@ def read_address(url: str, own: Sequence[str], use: str) -> NatsAddress:
 
 
 def checked_name(value: str, what: str, use: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise SettingError(f"{quoted(value)} is not the name of a NATS {what}; {use}")
-    return value
+    return bus_name(value, f"NATS {what}", use, is_valid=_NAME.fullmatch(value) is not None)
 
 
 def connect_options(address: NatsAddress) -> dict[str, Any]:

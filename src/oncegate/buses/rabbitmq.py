@@ -8,9 +8,8 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from oncegate.buses.urls import named_files, read_secret, read_url, tls_context
-from oncegate.errors import MissingExtra, SettingError
-from oncegate.text import quoted
+from oncegate.buses.urls import bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.errors import MissingExtra
 
 try:
     from aio_pika import Connection
@@ -63,9 +62,8 @@ def read_address(url: str, own: Sequence[str], use: str) -> RabbitAddress:
 
 
 def checked_name(value: str, what: str, use: str) -> str:
-    if not 0 < len(value.encode("utf-8", "replace")) <= _LONGEST_NAME:
-        raise SettingError(f"{quoted(value)} is not the name of a RabbitMQ {what}; {use}")
-    return value
+    is_valid = len(value.encode("utf-8", "replace")) <= _LONGEST_NAME
+    return bus_name(value, f"RabbitMQ {what}", use, is_valid=is_valid)
 
 
 def login_of(address: RabbitAddress) -> tuple[URL, ssl.SSLContext | None]:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgspec import Struct
 
 from oncegate.errors import SettingError
+from oncegate.text import quoted
 
 
 class BusUrl(Struct, frozen=True):
@@ -58,13 +59,24 @@ def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> B
     )
 
 
+def bus_name(value: str, what: str, use: str, *, is_valid: bool) -> str:
+    """Returns the name of a queue, a topic or a group. `what` says what it is the name of. Raises SettingError if the
+    URL has no such name, or if the bus does not allow it."""
+    if not value:
+        raise SettingError(f"the URL has no name of a {what}; {use}")
+    if not is_valid:
+        raise SettingError(f"{quoted(value)} is not the name of a {what}; {use}")
+    return value
+
+
 @contextmanager
 def named_files(bus: str) -> Iterator[None]:
     """Raise SettingError if a file that the URL names cannot be read, or has no valid content."""
     try:
         yield
     except (OSError, ValueError) as error:
-        raise SettingError(f"the {bus} URL names a file that cannot be used: {error}") from error
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        raise SettingError(f"the {bus} URL names a file that cannot be used: {why}") from error
 
 
 def read_secret(path: str) -> str:
@@ -75,6 +87,9 @@ def read_secret(path: str) -> str:
 def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
     """The context for a connection that verifies the certificate of the server. The options name files: `ca`,
     `certificate` and `certificate_key`."""
+    for name in ("ca", "certificate", "certificate_key"):
+        if name in options:
+            open(options[name], "rb").close()  # the errors of `ssl` do not name the file
     context = ssl.create_default_context(cafile=options.get("ca"))
     if "certificate" in options:
         context.load_cert_chain(options["certificate"], options.get("certificate_key"))

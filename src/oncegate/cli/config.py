@@ -12,7 +12,7 @@ from oncegate.cli.handlers import chosen_handler, forward_problems
 from oncegate.cli.options import examine_settings, exit_on_problems, output_option, with_settings
 from oncegate.cli.output import print_text, show_json, show_table
 from oncegate.cli.serve import check_tracing, check_unsigned_host, handler_of
-from oncegate.cli.work import WORKER_OPTIONS, check_work_option
+from oncegate.cli.work import WORKER_OPTIONS, check_source, check_work_option
 from oncegate.console.tokens import configured_tokens
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.genesys.regions import configured_place
@@ -38,6 +38,7 @@ _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
 # Functions that use settings which are not set per route. Each is listed with the settings that it uses.
 _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
+    check_source: ["work.source"],
     **{partial(check_work_option, name=name): [f"work.{name}"] for name in WORKER_OPTIONS},
     check_tracing: ["serve.trace"],
     check_unsigned_host: ["serve.host", "serve.signature"],

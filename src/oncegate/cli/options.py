@@ -87,6 +87,8 @@ def exit_on_problems(problems: list[str]) -> None:
 
 def _option(setting: Setting) -> Callable[[_Command], _Command]:
     """The flag of a setting. click does not check the value: all settings are checked in one place."""
+    if setting.kind == "source":
+        return click.argument(setting.parameter, metavar=f"[{setting.flag}]", required=False)
     help_ = setting.meaning.replace("`", "")
     if setting is not NAMESPACE_FILTER:
         help_ += f"  [default: {as_text(shown(setting, setting.default)) or 'none'}]"

@@ -1,4 +1,4 @@
-"""`oncegate work`: run the messages of a queue, or the events of the inbox."""
+"""`oncegate work`: run the events of a queue, of a message bus or of the inbox."""
 
 import logging
 import sys
@@ -31,14 +31,13 @@ from oncegate.journal import Recorder
 from oncegate.service.log import announce, console_for, handler_for, stack_lines
 from oncegate.settings import Settings
 from oncegate.settings.routes import name_of, routes_of
-from oncegate.settings.schema import HANDLER_OPTIONS, SETTINGS, TABLES
-from oncegate.text import clean, masked, on_one_line, quoted
+from oncegate.settings.schema import HANDLER_OPTIONS, INBOX, SETTINGS, TABLES
+from oncegate.text import clean, masked, on_one_line
 
-_INBOX: Final = "inbox"
 _SHOW_AFTER: Final = 0.5  # seconds; a worker that cannot start fails before this
 _RATE_WINDOW: Final = 5_000_000  # microseconds
 _NO_HANDLER: Final = "no handler; use --handler MODULE:FUNCTION, --forward URL or --publish URL"
-WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in HANDLER_OPTIONS]
+WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in ("source", *HANDLER_OPTIONS)]
 
 
 class LiveFigures:
@@ -111,13 +110,13 @@ class LiveFigures:
         "oncegate work 'kafka://127.0.0.1:9092/events?group=crm' --handler app:on_event",
     ),
 )
-@click.argument("place", metavar="SOURCE")
 @with_settings(*TABLES["work"], *TABLES[""], *TABLES["read"], *TABLES["forward"])
-def work(place: str, settings: Settings) -> None:
-    """Run the messages of a queue, or the events of the inbox, until the worker is stopped.
+def work(settings: Settings) -> None:
+    """Run the events of a queue, of a message bus or of the inbox, until the worker is stopped.
 
     SOURCE is 'sqs://NAME?region=REGION', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or
-    'amqp://HOST/QUEUE' (with quotes in the shell), the URL of an SQS queue, or `inbox`. SQS counts the attempts of a
+    'amqp://HOST/QUEUE' (with quotes in the shell), the URL of an SQS queue, or `inbox`. If SOURCE is not
+    given, the setting work.source or the variable ONCEGATE_WORK_SOURCE names the source. SQS counts the attempts of a
     message, so max_attempts has no effect for an SQS queue.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
@@ -126,14 +125,14 @@ def work(place: str, settings: Settings) -> None:
 
     SIGTERM or Ctrl-C stops the worker: running handlers may finish, other claims are released.
     """
-    _check_place(place)
+    place = source_of(settings)
     figures, observers = figures_of(settings)
     with ExitStack() as stack:
         recorder = settings.recorder()
         if recorder is not None:
             stack.callback(recorder.close)
             recorder.start()
-        if place == _INBOX:
+        if place == INBOX:
             worker = open_inboxes(settings, observers, stack, recorder)
         else:
             handler = handler_of(settings)
@@ -163,18 +162,28 @@ def handler_of(settings: Settings) -> Handler | AsyncHandler:
     return handler
 
 
-def _check_place(place: str) -> None:
-    """Refuse an invalid source before its options are checked."""
-    if "://" not in place and place != _INBOX:
+def source_of(settings: Settings) -> str:
+    """The source of the worker. An invalid source is refused before its options are checked."""
+    place: str | None = settings["work.source"]
+    if place is None:
         raise SettingError(
-            f"{quoted(place)} is not a source; use {_INBOX}, or the URL of a queue such as"
-            " 'sqs://NAME?region=eu-central-1', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or"
-            " 'amqp://HOST/QUEUE'"
+            "no source; write it after `oncegate work`, or set work.source or ONCEGATE_WORK_SOURCE; a source is the URL"
+            f" of a queue or a bus, or {INBOX}"
         )
-    if place != _INBOX:
-        from oncegate.ingress import check_queue
+    check_source(settings)
+    return place
 
+
+def check_source(settings: Settings) -> None:
+    """Refuse an invalid URL of a source."""
+    from oncegate.ingress import check_queue
+
+    if (place := settings["work.source"]) in (None, INBOX):
+        return
+    try:
         check_queue(place)
+    except SettingError as error:
+        raise SettingError(f"{settings.where('work.source')}: {error}", settings=error.settings) from error
 
 
 def check_inbox_store(settings: Settings) -> None:

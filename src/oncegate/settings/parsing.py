@@ -15,7 +15,7 @@ from oncegate.errors import SettingError
 from oncegate.gate.options import validate
 from oncegate.journal import AUTO, check_journal_scheme
 from oncegate.previous.base import read_place_url
-from oncegate.settings.schema import LOG_ONLY, Kind, Setting
+from oncegate.settings.schema import INBOX, LOG_ONLY, Kind, Setting
 from oncegate.stores import scheme_of
 from oncegate.text import any_of, masked, not_a_choice, quoted, unknown
 
@@ -198,7 +198,7 @@ def shown(setting: Setting, value: Any) -> Any:
     """The value as it is displayed: in the type that it would have in a file, with secrets masked."""
     if value is None:
         return OFF
-    if setting.kind in ("url", "place", "journal"):
+    if setting.kind in ("url", "place", "source", "journal"):
         return _masked(setting, value)
     return list(value) if setting.kind == "names" else value
 
@@ -289,6 +289,17 @@ def _place(setting: Setting, value: Any) -> Any:
     return value
 
 
+def _source(setting: Setting, value: Any) -> Any:
+    """Check that the value is a URL or `inbox`. The worker checks the parts of the URL."""
+    if value != INBOX and (not isinstance(value, str) or not _URL.fullmatch(value)):
+        raise SettingError(
+            f"{setting.path}={_describe(value)} is not a source; use {INBOX}, or the URL of a queue such as"
+            " 'sqs://NAME?region=eu-central-1', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or"
+            " 'amqp://HOST/QUEUE'"
+        )
+    return value
+
+
 def _journal(setting: Setting, value: Any) -> Any:
     if value == AUTO:
         return value
@@ -330,6 +341,7 @@ _CHECKS: Final[Mapping[Kind, Callable[[Setting, Any], Any]]] = {
     "names": _names,
     "url": _url,
     "place": _place,
+    "source": _source,
     "journal": _journal,
     "strategy": _checked_strategy,
     "function": _function,

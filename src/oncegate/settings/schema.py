@@ -9,7 +9,19 @@ from oncegate.gate.options import OPTIONS, Option
 from oncegate.sinks import PUBLISH_SCHEMES
 
 Kind: TypeAlias = Literal[
-    "text", "choice", "duration", "count", "truth", "names", "url", "place", "journal", "strategy", "function", "port"
+    "text",
+    "choice",
+    "duration",
+    "count",
+    "truth",
+    "names",
+    "url",
+    "place",
+    "source",
+    "journal",
+    "strategy",
+    "function",
+    "port",
 ]
 
 PREFIX: Final = "ONCEGATE_"
@@ -51,7 +63,10 @@ class Setting(Struct, frozen=True, kw_only=True):
     def flag(self) -> str:
         """The name on the command line. The command determines the table, so the flag contains only the name of the
         setting. The flag includes the name of the table if the table belongs to several commands, or if a gate has a
-        setting with the same name. The flag of a setting `enabled` is the name of its table."""
+        setting with the same name. The flag of a setting `enabled` is the name of its table. A source is an argument of
+        its command, and not an option."""
+        if self.kind == "source":
+            return self.name.upper()
         if self.name == "enabled":
             return f"--{self.table}"
         path = self.path if self.table in _SHARED or (self.table and self.name in OPTIONS) else self.name
@@ -367,6 +382,14 @@ FORWARD: Final = (
 WORK: Final = (
     _of_table(
         "work",
+        "source",
+        "source",
+        None,
+        "The source of the events: the URL of a queue or a bus, or `inbox`. If the URL has a password, set the"
+        " variable: other users of the machine can read arguments.",
+    ),
+    _of_table(
+        "work",
         "handler",
         "function",
         None,
@@ -418,6 +441,7 @@ GENESYS: Final = (
 # OF_ROUTE has the settings of [serve] that a table [route.NAME] may contain under the same names. A route never
 # inherits the settings of OF_SIGNATURE.
 OF_SIGNATURE: Final = ("signature", "secret_env", "secret_file", "signature_options")
+INBOX: Final = "inbox"  # the source of a worker that runs the events of the inbox
 HANDLER_OPTIONS: Final = ("handler", "forward", "publish")  # what to do with an event; at most one is set
 LOG_ONLY: Final = "log"  # the handler that does nothing: events are only logged
 OF_ROUTE: Final = (*OF_SIGNATURE, *HANDLER_OPTIONS, "max_events", "max_rate", "max_live_keys")

@@ -22,9 +22,9 @@ def test_an_address() -> None:
     [
         (
             "kafka://h/events",
-            "'' is not the name of a Kafka consumer group; write 'kafka://HOST:PORT/TOPIC?group=NAME'",
+            "the URL has no name of a Kafka consumer group; write 'kafka://HOST:PORT/TOPIC?group=NAME'",
         ),
-        ("kafka://h?group=crm", "'' is not the name of a Kafka topic"),
+        ("kafka://h?group=crm", "the URL has no name of a Kafka topic"),
         ("kafka://h/events?group=crm&retry_topic=a%2Fb", "'a/b' is not the name of a Kafka topic; write 'retry_topic="),
         ("kafka://h/events?group=crm&start=middle", "start='middle' is not a place to start from; use earliest or"),
         ("kafka://h/events?group=crm&colour=red", "unknown option 'colour' in a Kafka URL; use group, retry_topic, s"),

@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncegate.buses.kafka import KafkaAddress, checked_topic, client_config, read_address
+from oncegate.buses.urls import bus_name
 from oncegate.errors import SettingError
 from oncegate.text import any_of, quoted
 
@@ -39,8 +40,7 @@ def read_group(url: str) -> GroupAddress:
     client_config(address)
     group, retry_topic = address.options.get("group", ""), address.options.get("retry_topic")
     start = address.options.get("start", _STARTS[0])
-    if not _GROUP.fullmatch(group):
-        raise SettingError(f"{quoted(group)} is not the name of a Kafka consumer group; {_USE}")
+    bus_name(group, "Kafka consumer group", _USE, is_valid=_GROUP.fullmatch(group) is not None)
     if retry_topic is not None:
         checked_topic(retry_topic, "write 'retry_topic=TOPIC'")
     if start not in _STARTS:
