@@ -5,7 +5,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, BinaryIO, Final, get_args
@@ -388,23 +388,25 @@ def export(file: str, settings: Settings, where: RowFilter, force: bool) -> None
     the copies of a storm that have no row of their own.
     """
     _open_journal(settings).close()
-    if settings["journal_payloads"] is None:
-        raise click.UsageError(
-            f"the journal holds no payloads: {settings.where('journal_payloads')} is off; set it to a duration, such as"
-            " 24h, and export what arrives after that"
-        )
     if not force and file != _STDOUT and Path(file).is_file():
         raise TargetError(f"{file} exists; use --force to replace it, or name another file")
-    with closing(settings.open_journal()) as journal, _written(file) as stream, Progress("rows") as progress:
-        recording = JournalRecording(journal, where)
+    with closing(settings.open_journal()) as journal, ExitStack() as files, Progress("rows") as progress:
+        recording, stream = JournalRecording(journal, where), None
         for count, row in enumerate(recording.rows(), 1):
             progress.update(count)
             if (line := recording.line(row)) is not None:
+                stream = stream or files.enter_context(_written(file))
                 stream.write(line + b"\n")
             if file == _STDOUT and reader_has_gone():
                 break
+        if stream is None and not recording.missing:
+            files.enter_context(_written(file))
     print_note(recording.sentence)
     if recording.missing and not recording.written:
+        print_error(
+            "the journal holds no payloads of these events, so no file was written; set journal_payloads to a duration,"
+            " such as 24h, where the events arrive, and export later events"
+        )
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
