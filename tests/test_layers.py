@@ -71,7 +71,6 @@ LAZY = {
     ("cli/serve.py", "oncegate.otel"): "optional dependency: the extra `otel`",
     ("cli/serve.py", "oncegate.service.server"): "optional dependency: the extra `serve`",
     ("cli/serve.py", "oncegate.service.service"): "optional dependency: the extra `serve`",
-    ("cli/work.py", "oncegate.ingress"): "cold start: only for `oncegate work` with a queue",
     ("console/tokens.py", "oncegate.stores.sqlite.settings"): "cold start: only with a store in a file",
     ("doctor/store_facts.py", "oncegate.stores.dynamodb.settings"): "optional dependency: the extra `dynamodb`",
     ("doctor/store_facts.py", "oncegate.stores.postgres.connections"): "optional dependency: the extra `postgres`",

@@ -67,6 +67,13 @@ def test_a_login(tmp_path: Path) -> None:
     assert (found["security.protocol"], found["sasl.mechanism"]) == ("SASL_SSL", "PLAIN")
 
 
+@pytest.mark.parametrize("option", ["mechanism=PLAIN", "password_file=/no/such"])
+def test_an_option_of_a_login_without_a_user(option: str) -> None:
+    """An option that would have no effect is refused."""
+    with pytest.raises(SettingError, match=f"{option.partition('=')[0]} of a Kafka URL needs a user"):
+        config_of(f"kafka://h/t?{option}")
+
+
 def test_tls(tmp_path: Path) -> None:
     """`kafka+tls` uses TLS, with the certificates that the URL names."""
     for name in ("ca", "cert", "key"):

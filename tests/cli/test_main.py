@@ -91,6 +91,11 @@ class TestErrors:
                 exit_codes.USAGE,
                 "--store: memory:// is not shared with the service; use the store of the service",
             ),
+            (
+                ("work", "nats://h/s?consumer=c", "--handler", "json:dumps", "--store", "memory://"),
+                exit_codes.USAGE,
+                "--store: memory:// loses the events that it holds when this command ends; use a store that keeps them",
+            ),
             (("serve", "--threads", "9" * 18), exit_codes.USAGE, "the maximum is 1000000000000"),
             (("serve", "--threads", "9" * 40), exit_codes.USAGE, "must be a whole number"),
             (("serve", "--store", "sqlite:///a%00b.db"), exit_codes.USAGE, "no file can have a NUL (%00) in its name"),

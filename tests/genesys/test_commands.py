@@ -192,7 +192,7 @@ class TestListen:
         assert (code, first.handled()) == (0, ["p1", "p2"])
         statuses = [json.loads(line)["status"] for line in out.splitlines()]
         assert (statuses.count("processed"), statuses.count("duplicate")) == (2, 1)
-        assert "takes events from 1 topic of Genesys Cloud" in err
+        assert "starts a worker of 1 topic of Genesys Cloud" in err
         assert not any(each in out + err for each in (SECRET, "streaming-5-", *fake.tokens))
 
         second = listen(*options).listens()
@@ -223,6 +223,7 @@ class TestListen:
             (("--topics", "presence"), "'presence' is not a topic"),
             (("--topics", PRESENCE), "no handler; use --handler"),
             (("--topics", PRESENCE, "--handler", "log", "--store", "nosuch://x"), "unknown store scheme"),
+            (("--topics", PRESENCE, "--handler", "log", "--store", "memory://"), "memory:// loses the events"),
         ],
     )
     def test_invalid_options(self, genesys: Genesys, arguments: tuple[str, ...], problem: str) -> None:

@@ -923,7 +923,9 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     (line,) = said.splitlines()
     welcome = msgspec.json.decode(line)
     assert (welcome["level"], welcome["logger"]) == ("info", "oncegate.work")
-    assert welcome["message"].startswith("Oncegate 0.1.0 takes events from inbox with the store sqlite:///oncegate.db.")
+    assert welcome["message"].startswith(
+        "Oncegate 0.1.0 starts a worker of inbox with the store sqlite:///oncegate.db."
+    )
     (failure,) = (each for each in told if each["status"] == "failed")
     assert failure["reason"].startswith("Failed at attempt 1: AssertionError; the event is stored and will be retried")
     assert failure["stack"] == f"{tmp_path}/app.py:2 in on_event"

@@ -224,7 +224,7 @@ def test_the_command(stream: Stream, tmp_path: Path) -> None:
         out, err = process.communicate(timeout=40)
     assert process.returncode == 0, err
     assert sorted(json.loads(line)["status"] for line in out.splitlines()) == ["duplicate", "processed"]
-    assert "takes events from nats://ann:***@" in err
+    assert "starts a worker of nats://ann:***@" in err
     assert "hunter2" not in out + err
 
 

@@ -108,6 +108,8 @@ def client_config(address: KafkaAddress) -> dict[str, Any]:
     }
     if address.user is not None:
         config |= _login(address, address.user)
+    elif given := sorted({"mechanism", "password_file"} & address.options.keys()):
+        raise SettingError(f"the option {given[0]} of a Kafka URL needs a user; write 'kafka://USER@…'")
     for name in _FILES.keys() & address.options.keys():
         if not address.is_encrypted:
             raise SettingError(f"the option {name} of a Kafka URL is for TLS; write 'kafka+tls://…'")

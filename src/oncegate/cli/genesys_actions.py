@@ -16,7 +16,14 @@ from oncegate.cli import exit_codes
 from oncegate.cli.commands import CONFIG, chosen_config
 from oncegate.cli.output import Progress, print_text, show_json, show_table
 from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
-from oncegate.cli.work import abandon_handlers, announce_worker, figures_of, handler_of, run_worker
+from oncegate.cli.work import (
+    abandon_handlers,
+    announce_worker,
+    check_lasting_store,
+    figures_of,
+    handler_of,
+    run_worker,
+)
 from oncegate.durations import microseconds
 from oncegate.durations import times as counted
 from oncegate.errors import SettingError
@@ -288,6 +295,7 @@ def listen(settings: Settings, topics: Sequence[str], times: ListenTimes | None 
             recorder.start()
             observers = [*observers, recorder.of(_PLACE, awaits_keep=True)]
         handler = handler_of(settings)
+        check_lasting_store(settings)
         client = stack.enter_context(connected(settings, sleep=stopping.wait))
         gate = stack.enter_context(closing(settings.gate(observers=observers)))
         worker = _listener(settings, gate, handler, client, topics, times or ListenTimes(), stack)

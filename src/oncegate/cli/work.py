@@ -24,6 +24,7 @@ from oncegate.gate import Gate, JsonLog, Notice
 from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
+from oncegate.ingress import check_queue, counts_attempts
 from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.options import WIDEST_LIMITS, validate
 from oncegate.ingress.worker import Figures, Worker
@@ -136,6 +137,8 @@ def work(settings: Settings) -> None:
             worker = open_inboxes(settings, observers, stack, recorder)
         else:
             handler = handler_of(settings)
+            if not counts_attempts(place):
+                check_lasting_store(settings)
             settings.check_previous(connect=True)
             gate = stack.enter_context(closing(settings.gate(observers=[*observers, *_journal(recorder, place)])))
             worker = open_worker(gate, place, handler, settings)
@@ -146,8 +149,6 @@ def work(settings: Settings) -> None:
 
 def _journal(recorder: Recorder | None, queue: str) -> list[Observer]:
     """The journal of a queue worker. The worker of a queue that does not count attempts keeps all invalid events."""
-    from oncegate.ingress import counts_attempts
-
     if recorder is None:
         return []
     return [recorder.of(clean(masked(queue.partition("?")[0])), awaits_keep=not counts_attempts(queue))]
@@ -176,8 +177,6 @@ def source_of(settings: Settings) -> str:
 
 def check_source(settings: Settings) -> None:
     """Refuse an invalid URL of a source."""
-    from oncegate.ingress import check_queue
-
     if (place := settings["work.source"]) in (None, INBOX):
         return
     try:
@@ -191,6 +190,16 @@ def check_inbox_store(settings: Settings) -> None:
     if settings["store"] == "memory://":
         where = settings.where("store")
         raise SettingError(f"{where}: memory:// is not shared with the service; use the store of the service")
+
+
+def check_lasting_store(settings: Settings) -> None:
+    """Refuse a store in memory where the store holds events that were acknowledged: events that wait, and dead
+    letters."""
+    if settings["store"] == "memory://":
+        raise SettingError(
+            f"{settings.where('store')}: memory:// loses the events that it holds when this command ends; use a store"
+            " that keeps them, such as sqlite:///oncegate.db"
+        )
 
 
 def inbox_handlers(settings: Settings) -> dict[str, tuple[Settings, Handler | AsyncHandler]]:
@@ -263,7 +272,7 @@ def check_work_option(settings: Settings, name: str) -> None:
 
 def announce_worker(place: str, settings: Settings) -> None:
     store = clean(masked(settings["store"]))
-    facts = f"Oncegate {__version__} takes events from {place} with the store {store}."
+    facts = f"Oncegate {__version__} starts a worker of {place} with the store {store}."
     announce("oncegate.work", facts, "Stop with Ctrl-C.")
 
 
