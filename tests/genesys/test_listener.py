@@ -240,6 +240,26 @@ class TestGaps:
         fake.publish(PRESENCE, presence(3))
         handled(listening, 2)
 
+    def test_a_kill_before_the_gap_is_recorded(
+        self, fake: FakeGenesys, listen: Callable[..., Listening], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Until the gap is in the journal, the mark stays at its begin: after a kill, the next start records it."""
+        listening = listen()
+        until(lambda: listening.worker._mark.read() is not None, "the mark")
+        record, marks = listening.worker._gaps.add, list[tuple[int, int]]()
+
+        def add(kind: Any, since: int, until_: int, why: str) -> None:
+            time.sleep(0.3)  # the mark is written every 50 ms
+            marks.append((listening.worker._mark.read() or 0, since))
+            record(kind, since, until_, why)
+
+        monkeypatch.setattr(listening.worker._gaps, "add", add)
+        fake.drop()
+        until(lambda: bool(listening.gaps), "the gap")
+        ((mark, since),) = marks
+        assert mark <= since
+        until(lambda: (listening.worker._mark.read() or 0) > since, "the mark after the gap")
+
     def test_a_socket_that_is_silent(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """A socket without heartbeats and without an answer to a ping is lost, although it is open."""
         times = ListenTimes(lifetime=60, renew_before=10, overlap=0.1, silence=0.3, pong=0.2, mark_every=0.05)

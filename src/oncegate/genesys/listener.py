@@ -292,7 +292,7 @@ class NotificationWorker:
 
     @property
     def _alive_at(self) -> int | None:
-        """The time until which all lanes received; None while a lane is not connected."""
+        """The time until which all lanes received; None while a lane was never connected."""
         times = [lane.alive_at for lane in self._lanes]
         return None if None in times else min(filter(None, times))
 
@@ -341,8 +341,9 @@ class _Lane:
 
     @property
     def alive_at(self) -> int | None:
-        """The time of the last frame of a channel that still delivers; None if there is no such channel."""
-        return max((reader.alive_at for reader in self._readers if not reader.is_lost), default=None)
+        """The time until which everything was received; None if no channel was opened yet. While a channel is replaced,
+        its own last frame counts: it may be lost, and then a gap begins there that is not recorded yet."""
+        return min((reader.alive_at for reader in self._readers), default=None)
 
     async def first_live(self) -> int:
         await self._first.wait()
