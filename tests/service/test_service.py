@@ -117,6 +117,14 @@ class TestLifecycle:
         with closing(open_store(f"sqlite:///{service.folder}/oncegate.db")) as store:
             assert [entry.record.state for entry in store.browse()] == ["C"]
 
+    def test_two_interrupts_at_once(self, service: Service) -> None:
+        """Ctrl-C twice within some milliseconds leaves no traceback in the log."""
+        for _ in range(2):
+            service.process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        assert service.process.wait(30) == 0
+        assert "Traceback" not in service.stderr()
+
     def test_closed_log(self, tmp_path: Path) -> None:
         """Events are accepted although the log's pipe is closed, and the service still stops normally."""
         service = Service(tmp_path, log=subprocess.PIPE)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._run_lifespan(receive, send)
+            with suppress(asyncio.CancelledError):  # after a second signal the server does not wait for the end
+                await self._run_lifespan(receive, send)
         elif scope["type"] == "http":
             if self.console is not None and scope["path"] == TAIL and scope["method"] == "GET":
                 await self.console.stream(scope, receive, send)
