@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from oncegate.analysis.analysis import Analysis, AnalysisOptions
 from oncegate.analysis.analysis import analyze as run_analysis
@@ -47,6 +55,7 @@ from oncegate.settings.schema import READ, SETTINGS
 
 _MOST_UNREADABLE = 5
 _EXPORTS = (".parquet", ".csv")
+_WIDE = 80  # columns
 _HEADERS = ("strategy", "caught", "missed", "probable", "lost", "may be lost", "conflicts", "no key")
 _ESSENTIAL = ("strategy", "lost", "no key", "missed", "caught", "probable", "may be lost", "conflicts")
 
@@ -175,15 +184,11 @@ def _analyzed(files: list[RecordingFile], folder: Path, options: AnalysisOptions
 
 @contextmanager
 def _progress(size: int) -> Iterator[tuple[Callable[[int], object], Callable[[str], object]]]:
-    """A progress bar on stderr, with the rate and the time left, if stderr is a terminal."""
+    """A progress bar on stderr, with the rate and the time left, if stderr is a terminal. On a narrow terminal there is
+    no bar, so that all is on one line."""
     console = console_for(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    bar = (BarColumn(), DownloadColumn()) if console.width >= _WIDE else (TaskProgressColumn(),)
+    columns = (TextColumn("{task.description}"), *bar, TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=size)
         yield lambda read: progress.advance(task, read), lambda text: progress.update(task, description=text)
