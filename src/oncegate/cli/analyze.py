@@ -112,9 +112,9 @@ def analyze(
     """Find the copies in recorded traffic, judge key strategies on it, and recommend key, window and retention.
 
     A FILE holds JSON documents, also compressed with gzip or zstd: a document, an array, one document per line,
-    documents in a row (exports of Firehose to S3), exports of CloudWatch Logs, dumps of SQS, or the output of oncegate
-    events export. FILE can also be a folder, whose files are read in the order of their names, s3://BUCKET/PREFIX, or -
-    for stdin. Nothing is claimed, run or stored.
+    documents without a line break between them (exports of Firehose to S3), exports of CloudWatch Logs, dumps of SQS,
+    or the output of oncegate events export. FILE can also be a folder, whose files are read in the order of their
+    names, s3://BUCKET/PREFIX, or - for stdin. Nothing is claimed, run or stored.
     """
     options = _options(settings, strategies, echo_window)
     export = _export_path(export_file)

@@ -73,6 +73,7 @@ def topics(filter_: str, preview: bool, settings: Settings, output: str) -> None
     examples=("oncegate genesys check", "oncegate genesys check --for eventbridge --output json"),
     exit_codes={
         exit_codes.OK: "all permissions are granted",
+        exit_codes.FAILED: "Genesys Cloud refused the login, or did not answer",
         exit_codes.ERRORS_FOUND: "a permission is missing",
         exit_codes.WARNINGS_FOUND: "a permission could not be checked",
     },
