@@ -12,7 +12,7 @@ TESTERS := 4
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo quickstart test check build bench bench-scale prove reference screenshots lock clean
+.PHONY: help run demo quickstart test check collect build bench bench-scale prove reference screenshots lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,8 @@ demo: $(READY) ## start the service and its console, with a minute of simulated 
 quickstart: $(READY) ## send one event in five wrappings through an emulator of AWS: one effect
 	@$(BIN)/python examples/quickstart/run.py
 
-test: check ## check the code and run the tests
+test: $(READY) ## check the code and run the tests
+	@$(MAKE) --no-print-directory -j 2 check collect
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal --ignore tests/test_layers.py  # `check` has run these
 
 check: $(READY) ## run the linter, the type checker and the test of the structure
@@ -34,6 +35,11 @@ check: $(READY) ## run the linter, the type checker and the test of the structur
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py
+
+# pytest compiles each test file when it first reads it. Without this, each of the testers would compile all of them.
+# The run of the tests reports an error in a file.
+collect: $(READY)
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null || true
 
 build: $(READY) ## build the wheel and the sdist into dist/ (without the network)
 	$(BIN)/python -m build --no-isolation
