@@ -32,6 +32,7 @@ from oncegate.clocks import wall
 from oncegate.durations import microseconds, spoken, times
 from oncegate.events import Key
 from oncegate.gate.job import shortened
+from oncegate.inspection.conversations import ConversationLine, conversation_lines
 from oncegate.inspection.copies import (
     CopyGroup,
     FileSightings,
@@ -43,15 +44,7 @@ from oncegate.inspection.copies import (
 )
 from oncegate.inspection.explanations import Explainers, Explanation, TriedRoute
 from oncegate.inspection.records import event_order, fields, key_of, payload_text, search, state_name
-from oncegate.inspection.stories import (
-    ConversationLine,
-    EventMatch,
-    EventMatches,
-    Stories,
-    Story,
-    conversation_lines,
-    find_events,
-)
+from oncegate.inspection.stories import EventMatch, EventMatches, Stories, Story, find_events
 from oncegate.journal import OPERATOR, Journal, RowFilter
 from oncegate.journal.base import all_rows
 from oncegate.settings import Settings

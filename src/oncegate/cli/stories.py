@@ -9,7 +9,8 @@ import msgspec
 from oncegate.cli.output import print_text, show_facts, show_table
 from oncegate.durations import spoken
 from oncegate.errors import NoStore, SettingError, StoreError
-from oncegate.inspection.stories import ConversationLine, Difference, Story, StoryLine, StrategyDecision, name_of
+from oncegate.inspection.conversations import ConversationLine
+from oncegate.inspection.stories import Difference, Story, StoryLine, StrategyDecision, name_of
 from oncegate.journal import OPERATOR, Journal, Row
 from oncegate.settings import Settings
 from oncegate.settings.schema import SETTINGS

@@ -14,8 +14,9 @@ from oncegate.console.requests import Request, link
 from oncegate.console.site import Site
 from oncegate.durations import times
 from oncegate.ingress.http_answers import HttpAnswer
-from oncegate.inspection.stories import Conversation, ConversationLine, Mark, name_of
-from oncegate.inspection.stories import conversation as read_conversation
+from oncegate.inspection.conversations import Conversation, ConversationLine, Mark
+from oncegate.inspection.conversations import conversation as read_conversation
+from oncegate.inspection.stories import name_of
 from oncegate.journal import Row, RowFilter
 from oncegate.times import readable_time, rfc3339
 
