@@ -221,4 +221,4 @@ def client(served: Installed, service: subprocess.Popen[bytes]) -> httpx2.Client
         yield from re.findall(r"listens on (\S+) ", (served.folder / "errors").read_text())
 
     until(lambda: any(welcome()) or service.poll() is not None, "the service")
-    return httpx2.Client(base_url=next(welcome()), trust_env=False)
+    return httpx2.Client(base_url=next(welcome()), trust_env=False, verify=False)

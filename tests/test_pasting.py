@@ -124,7 +124,8 @@ class Clone:
 
     def _answers(self) -> bool:
         try:
-            return httpx2.get(f"http://127.0.0.1:{self._port}/healthz", trust_env=False).status_code == 200
+            url = f"http://127.0.0.1:{self._port}/healthz"
+            return httpx2.get(url, trust_env=False, verify=False).status_code == 200
         except httpx2.TransportError:
             return False
 
