@@ -22,9 +22,9 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if importlib.util.find_spec("aws_lambda_powertools") is None:
         raise SystemExit("this part needs Powertools for comparison: pip install aws-lambda-powertools boto3")
     progress.stage("imports")
-    # The first round writes the bytecode and is never counted.
+    # The round to warm up writes the bytecode and is not counted.
     turns = {name: partial(started, statement) for name, statement in _STATEMENTS.items()}
-    rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
+    rounds = by_turns(turns, sizes.imports, sizes.warm_ups, progress)
     return [
         Row(
             "import, bare interpreter subtracted",

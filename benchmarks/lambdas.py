@@ -33,7 +33,7 @@ def rows(sizes: Sizes, folder: Path, progress: Progress) -> list[Row]:
         open_store(server.url(table)).close()  # creates the table
         bare = _BARE.format(region=REGION, endpoint=server.endpoint, table=table)
         turns = {"ours": partial(started, _OURS.format(url=server.url(table))), "bare": partial(started, bare)}
-        rounds = by_turns(turns, sizes.imports, max(1, sizes.warm_ups), progress)
+        rounds = by_turns(turns, sizes.imports, sizes.warm_ups, progress)
     return [
         Row(
             "Lambda handler on DynamoDB, extra cold start",

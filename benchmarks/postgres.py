@@ -6,6 +6,7 @@ favours the competitor that does less work, which is plain psycopg.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from benchmarks.progress import Progress
 from benchmarks.report import Aim, Row
 from oncegate import open_store
 from oncegate.clocks import wall
+from oncegate.stores.base import Store
 from tests.stores.postgres_server import INSTALL, PostgresServer, programs, running
 
 # Autovacuum would run during the turn of one competitor. Instead, statistics are updated before every turn.
@@ -43,8 +45,12 @@ def rows(sizes: Sizes, _folder: Path, progress: Progress) -> list[Row]:
     if programs() is None:
         raise SystemExit(f"this part starts a Postgres server: {INSTALL}")
     progress.stage("Postgres")
-    with running(_SETTINGS) as server:
-        turns = {"ours": _ours(server, sizes.postgres_events), "raw": _raw(server, sizes.postgres_events)}
+    with (
+        running(_SETTINGS) as server,
+        closing(open_store(f"{server.url()}?oncegate_schema=ours")) as store,
+        closing(server.connect()) as db,
+    ):
+        turns = {"ours": _ours(server, store, sizes.postgres_events), "raw": _raw(server, db, sizes.postgres_events)}
         rounds = by_turns(turns, sizes.rounds, sizes.warm_ups, progress)
         return [_speed(rounds, sizes.postgres_events), _room(server)]
 
@@ -73,9 +79,7 @@ def _bytes_per_key(server: PostgresServer, schema: str) -> float:
     return float(size) / server.count(f"{schema}.claims")
 
 
-def _ours(server: PostgresServer, events: int) -> Callable[[], float]:
-    store = open_store(f"{server.url()}?oncegate_schema=ours")
-
+def _ours(server: PostgresServer, store: Store, events: int) -> Callable[[], float]:
     def work(batches: list[Batch]) -> None:
         for claims in batches:
             assert all(store.settle(completions(claims, store.claim(claims))))
@@ -83,9 +87,8 @@ def _ours(server: PostgresServer, events: int) -> Callable[[], float]:
     return partial(_turn, server, "ours", events, work)
 
 
-def _raw(server: PostgresServer, events: int) -> Callable[[], float]:
+def _raw(server: PostgresServer, db: psycopg.Connection[Any], events: int) -> Callable[[], float]:
     open_store(f"{server.url()}?oncegate_schema=raw").close()
-    db = server.connect()
 
     def work(batches: list[Batch]) -> None:
         for claims in batches:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,9 +35,9 @@ def typed(page: str) -> Iterator[str]:
             yield code.replace("\n", " ")
 
 
-def printed(source: str) -> Iterator[str]:
+def printed(texts: Iterable[str]) -> Iterator[str]:
     """The commands in the strings of a module. In prose, the end of a command is a backtick or a semicolon."""
-    for text in strings(source):
+    for text in texts:
         for found in re.finditer(rf"(?<![\w/-]){_PROGRAM}[^`;\n]+", text):
             urls = re.findall(r"""(?<!['"])\b[a-z+]+://[^\s'"]+""", found[0])
             if found[0].startswith(("oncegate", "curl", "aws")) and urls:
@@ -69,8 +69,12 @@ def test_pages(page: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_messages(path: Path) -> None:
-    """No command in a message, a help text or a docstring has an unquoted URL that zsh expands."""
-    assert [command for command in printed(path.read_text()) if expanded(command)] == []
+    """No command in a message, a help text or a docstring has an unquoted URL that zsh expands. A message that tells
+    the reader to write a URL with options shows the URL in quotes."""
+    texts = list(strings(path.read_text()))
+    assert [command for command in printed(texts) if expanded(command)] == []
+    for text in texts:
+        assert not re.search(r"\b(?:write|use|as in|or) [a-z+]+://\S*\?", text), text
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src" / "oncegate" / "cli").glob("*.py")), ids=lambda path: path.name)
@@ -78,13 +82,6 @@ def test_help_texts(path: Path) -> None:
     """A URL with options is in quotes where a help text shows it."""
     for text in strings(path.read_text()):
         assert not re.search(r"\w://\S*\?", re.sub(r"'[^'\s]+'", "", text)), text
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_hints(path: Path) -> None:
-    """A message that tells the reader to write a URL with options shows the URL in quotes."""
-    for text in strings(path.read_text()):
-        assert not re.search(r"\b(?:write|use|as in|or) [a-z+]+://\S*\?", text), text
 
 
 def test_a_printed_file_name(tmp_path: Path, oncegate: Run) -> None:
@@ -114,4 +111,4 @@ def test_the_check_finds_it(command: str, found: str | None) -> None:
     assert list(typed(f"Text:\n\n    {command}\n")) == [command]
     assert list(typed(f"Text with `{command}` in it.\n")) == [command]
     if found in ("?", "&"):
-        assert [expanded(each) for each in printed(f"f'to repair: {command}; {{x}}'")] == [found]
+        assert [expanded(each) for each in printed(strings(f"f'to repair: {command}; {{x}}'"))] == [found]

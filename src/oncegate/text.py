@@ -92,7 +92,10 @@ _LINE_BREAK: Final = re.compile(r"[ \t]*[\r\n\v\f\x85\u2028\u2029]\s*")
 
 def clean(text: object) -> str:
     """The text with control characters escaped, so that it cannot control a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
 
 
 def on_one_line(text: object) -> str:

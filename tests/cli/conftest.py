@@ -3,12 +3,13 @@
 import json
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, chdir, closing, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -79,18 +80,25 @@ def sqs_message(id_: str, body: Any) -> dict[str, Any]:
 
 
 def on_terminal(arguments: Sequence[str], folder: Path, **environment: str) -> str:
-    """The output of a command whose stdout and stderr are a terminal."""
+    """The output of a command whose stdout and stderr are a terminal. It runs in this process."""
     main, worker = pty.openpty()
-    plain = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    env = plain | {"TERM": "xterm-256color", "COLUMNS": "80"} | environment
-    command = [sys.executable, "-m", "oncegate", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=worker, stderr=worker, cwd=folder, env=env):
-        os.close(worker)
-        shown = b""
-        try:
-            while chunk := os.read(main, 65536):
-                shown += chunk
-        except OSError:
-            pass  # Linux says so when the other end has closed
-    os.close(main)
+    with ExitStack() as stack:
+        stack.callback(os.close, main)
+        shown = stack.enter_context(ThreadPoolExecutor(1)).submit(_read_all, main)
+        stack.enter_context(chdir(folder))
+        stack.enter_context(patch.dict(os.environ, {"TERM": "xterm-256color", "COLUMNS": "80"} | environment))
+        if "NO_COLOR" not in environment:
+            os.environ.pop("NO_COLOR", None)
+        stack.enter_context(patch.object(sys, "stdin", stack.enter_context(open(os.devnull))))
+        with open(worker, "w") as terminal, redirect_stdout(terminal), redirect_stderr(terminal):
+            run(list(arguments))
+        return shown.result()
+
+
+def _read_all(main: int) -> str:
+    """What is written to a terminal until its last writer closes it."""
+    shown = b""
+    with suppress(OSError):  # Linux says so when the other end has closed
+        while chunk := os.read(main, 65536):
+            shown += chunk
     return shown.decode()

@@ -6,7 +6,7 @@ import shlex
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 from oncegate import Gate
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import EXAMPLE_KEY, SECTIONS, CliCommand, CliGroup, section_of
-from oncegate.cli.main import cli
+from oncegate.cli.main import cli, run
 from oncegate.settings.schema import SETTINGS
 from tests.cli.conftest import RecordedGate, Run
 
@@ -237,17 +237,21 @@ class TestConfig:
 # ── completion ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def complete(words: str, *, folder: Path | None = None) -> list[str]:
-    """What bash is offered for the last of the words."""
-    environment = {
-        "_ONCEGATE_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split(" ")) - 1),
-    }
-    command = [sys.executable, "-m", "oncegate"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, cwd=folder, check=True)
-    assert done.stderr == ""
-    return done.stdout.split()
+@pytest.fixture
+def completion(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run the command with the variables that a shell sets for completion; returns what the shell reads."""
+
+    def call(instruction: str, **environment: str) -> str:
+        for name, value in {"_ONCEGATE_COMPLETE": instruction, **environment}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            run([])
+        assert ended.value.code == exit_codes.OK
+        out, err = capfd.readouterr()
+        assert err == ""
+        return out
+
+    return call
 
 
 class TestCompletion:
@@ -269,17 +273,15 @@ class TestCompletion:
             ("oncegate --config a.toml conf", ["plain,config"]),
         ],
     )
-    def test_bash(self, words: str, expected: list[str], tmp_path: Path) -> None:
-        """Bash is offered commands, options, choices and files."""
-        assert complete(words, folder=tmp_path) == expected
+    def test_bash(self, words: str, expected: list[str], completion: Callable[..., str]) -> None:
+        """Bash is offered commands, options, choices and files for the last of the words."""
+        out = completion("bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1))
+        assert out.split() == expected
 
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-    def test_scripts(self, shell: str) -> None:
+    def test_scripts(self, shell: str, completion: Callable[..., str]) -> None:
         """The script of each shell is printed, and the page on the command line has the line that loads it."""
-        environment = os.environ | {"_ONCEGATE_COMPLETE": f"{shell}_source"}
-        command = [sys.executable, "-m", "oncegate"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        assert f"_ONCEGATE_COMPLETE={shell}_complete" in done.stdout
+        assert f"_ONCEGATE_COMPLETE={shell}_complete" in completion(f"{shell}_source")
         assert f"_ONCEGATE_COMPLETE={shell}_source oncegate" in PAGE.read_text()
 
     def test_in_bash(self, tmp_path: Path) -> None:
@@ -297,7 +299,8 @@ class TestCompletion:
         assert done.stdout == "redrive\n", done.stderr
 
     def test_it_is_quick(self) -> None:
-        """Completion imports no library of AWS or HTTP, which would take most of a second."""
+        """Completion imports the commands that it offers, and no other command. It imports no library of AWS or HTTP,
+        which would take most of a second."""
         code = (
             "import sys\nfrom oncegate.cli.main import run\ntry:\n    run([])\n"
             "except SystemExit:\n    print(*sys.modules, file=sys.stderr)"
@@ -306,4 +309,6 @@ class TestCompletion:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
         assert done.stdout.split() == ["plain,seed", "plain,serve", "plain,simulate"]
-        assert not {"boto3", "botocore", "httpx", "httpx2", "redis", "psycopg", "uvloop"} & set(done.stderr.split())
+        imported = set(done.stderr.split())
+        assert not {"boto3", "botocore", "httpx", "httpx2", "redis", "psycopg", "uvloop"} & imported
+        assert not {"asyncio", "oncegate.cli.analyze", "oncegate.cli.dlq", "oncegate.cli.work"} & imported

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -93,11 +94,21 @@ NAMES = {
 TO_WRITE = ["a folder", "a long name", "a long path", "NUL", "a loop of symlinks", "a socket", "below a file"]
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a store with one event."""
+    path = tmp_path_factory.mktemp("store") / "oncegate.db"
+    with closing(Gate(f"sqlite:///{path}")) as gate:
+        gate.run({"id": "evt-1"}, lambda _event: None)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def folder(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder with things that cannot be read as files."""
     monkeypatch.chdir(tmp_path)
-    gate.run({"id": "evt-1"}, lambda _event: None)
+    monkeypatch.setenv("SSL_CERT_FILE", os.devnull)  # to load all authorities takes longer than most commands
+    shutil.copy(store, "oncegate.db")
     Path("folder").mkdir()
     Path("broken").symlink_to("nowhere")
     Path("loop").symlink_to("loop")

@@ -44,7 +44,7 @@ def test_it_stays_until_ctrl_c(tmp_path: Path) -> None:
         until(lambda: "runs until Ctrl-C" in output.read_text(), "the end of the traffic", 60)
         found = re.search(r"http://\S+/console", output.read_text())
         assert found
-        assert httpx2.get(found[0], trust_env=False).status_code == 401
+        assert httpx2.get(found[0], trust_env=False, verify=False).status_code == 401
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends the signal to all processes of the group
         assert process.wait(30) == 0
     finally:

@@ -81,7 +81,7 @@ def test_separate_address(tmp_path: Path) -> None:
         found = re.search(r"Metrics are at (\S+)/metrics\.", service.welcome)
         assert found
         assert service.post({"id": 1}).status_code == 200
-        with httpx2.Client(base_url=found[1], trust_env=False) as client:
+        with httpx2.Client(base_url=found[1], trust_env=False, verify=False) as client:
             refused = client.get("/metrics")
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             headers = [{"authorization": f"Bearer {whsec(number)}"} for number in (1, 2, 3)]

@@ -31,7 +31,6 @@ from oncegate.events import Event
 from oncegate.gate.handlers import Handler
 from oncegate.gate.options import DEFAULTS, GateOptions
 from oncegate.gate.outcome import Outcome
-from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
 from oncegate.inspection.operators import (
     BulkKind,
     BulkRecord,
@@ -288,6 +287,8 @@ def _namespaces(settings: Settings) -> set[str]:
 
 def _run_all(settings: Settings, store: Store, namespaces: Sequence[str], handler: Handler) -> int:
     """Run the waiting events of these namespaces; returns the number of events that were not processed."""
+    from oncegate.ingress.handler_wrappers import contained, interrupts_told_apart
+
     last: dict[tuple[str, str], Outcome] = {}
     ran: set[tuple[str, str]] = set()
 

@@ -7,31 +7,16 @@ import click
 
 from oncegate import __version__
 from oncegate.cli import exit_codes
-from oncegate.cli.analyze import analyze
 from oncegate.cli.commands import CliGroup
-from oncegate.cli.config import config
-from oncegate.cli.console import console
-from oncegate.cli.dlq import dlq
-from oncegate.cli.doctor import doctor
-from oncegate.cli.events import events
-from oncegate.cli.explain import explain
-from oncegate.cli.forget import forget
-from oncegate.cli.genesys import genesys
-from oncegate.cli.infra import infra
-from oncegate.cli.keys import keys
+from oncegate.cli.lazy_commands import COMMANDS
 from oncegate.cli.output import print_error, print_note
-from oncegate.cli.read import read
-from oncegate.cli.seed import seed
-from oncegate.cli.serve import serve
-from oncegate.cli.simulate import simulate
 from oncegate.cli.streams import StdoutError
-from oncegate.cli.verify import verify
-from oncegate.cli.work import work
 from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 
 
 @click.group(
     cls=CliGroup,
+    commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=(
         "oncegate serve --handler log",
@@ -44,25 +29,6 @@ from oncegate.errors import OncegateError, QueueError, SettingError, StoreError
 @click.version_option(__version__, prog_name="oncegate")
 def cli() -> None:
     """Make every event take effect once, even if it is delivered several times."""
-
-
-cli.add_command(serve)
-cli.add_command(work)
-cli.add_command(console)
-cli.add_command(read)
-cli.add_command(analyze)
-cli.add_command(simulate)
-cli.add_command(verify)
-cli.add_command(explain)
-cli.add_command(events)
-cli.add_command(keys)
-cli.add_command(seed)
-cli.add_command(dlq)
-cli.add_command(forget)
-cli.add_command(config)
-cli.add_command(infra)
-cli.add_command(genesys)
-cli.add_command(doctor)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -25,7 +25,6 @@ from oncegate.gate.handlers import AsyncHandler, Handler
 from oncegate.gate.observers import Observer, outcome_of
 from oncegate.gate.outcome import STATUSES
 from oncegate.ingress import check_queue, counts_attempts
-from oncegate.ingress.inbox import Inboxes
 from oncegate.ingress.options import WIDEST_LIMITS, validate
 from oncegate.ingress.worker import Figures, Worker
 from oncegate.journal import Recorder
@@ -232,6 +231,8 @@ def open_inboxes(
 ) -> Worker:
     """Open one worker for each namespace of the inbox. All workers use the same store. Returns one worker that runs all
     these workers. In the journal, the place of an event is the name of its route, as in the journal of the service."""
+    from oncegate.ingress.inbox import Inboxes
+
     handlers = inbox_handlers(settings)
     names = {route["namespace"]: name_of(path) for path, route in routes_of(settings).items()}
     check_inbox_store(settings)

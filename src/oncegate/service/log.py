@@ -3,7 +3,6 @@
 `oncegate work` uses this module without the `serve` extra, so the module must not import uvicorn or prometheus_client.
 """
 
-import asyncio
 import logging
 import os
 import sys
@@ -73,6 +72,8 @@ class RateLimitedWarning:
     def __call__(self, message: str, *arguments: Any) -> None:
         """Write or omit a warning. Must be called in the event loop: a timer of the loop ends the interval."""
         if not self._written:
+            import asyncio
+
             asyncio.get_running_loop().call_later(self._every, self._write_omitted)
         if self._written < self._most:
             self._written += 1

@@ -122,7 +122,10 @@ class Http:
         self._answered = False
         limits = self._httpx.Limits(max_connections=parallel)
         headers = {"content-type": "application/json", "user-agent": "oncegate-simulate"}
-        self._client = self._httpx.Client(timeout=_TIMEOUT, limits=limits, headers=headers, trust_env=False)
+        verify = not url.startswith("http://")  # without TLS, no certificate authorities have to be loaded
+        self._client = self._httpx.Client(
+            timeout=_TIMEOUT, limits=limits, headers=headers, trust_env=False, verify=verify
+        )
 
     def send(self, batch: Sequence[PlannedDelivery]) -> list[Answer]:
         return [self._post(delivery.copy.raw) for delivery in batch]
