@@ -7,4 +7,6 @@ from typing import Final
 # most of the time. Each fork runs the main module of this process again, so the server imports what `tests.proof`
 # imports, too.
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["oncegate.testing", "tests.faults.report", "tests.model.run", "tests.model.ablations"])
+FORKS.set_forkserver_preload(
+    ["oncegate.testing", "oncegate.stores.dynamodb", "tests.faults.report", "tests.model.run", "tests.model.ablations"]
+)

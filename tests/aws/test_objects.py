@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,20 +10,14 @@ from oncegate.aws.clients import create_client
 from oncegate.aws.objects import list_objects, read_place
 from oncegate.cli.main import run
 from oncegate.errors import AwsError, SettingError
-from tests.stores.dynamo_server import REGION, DynamoServer, emulated
+from tests.stores.dynamo_server import REGION, DynamoServer
 
 BUCKET = "recordings"
 
 
-@pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
-    with emulated(tmp_path_factory.mktemp("cloud")) as server:
-        yield server
-
-
 @pytest.fixture
-def bucket(cloud: DynamoServer) -> Any:
-    client = create_client("s3", REGION, cloud.endpoint, "S3")
+def bucket(dynamo_server: DynamoServer) -> Any:
+    client = create_client("s3", REGION, dynamo_server.endpoint, "S3")
     client.create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     return client
 
@@ -33,7 +26,7 @@ def event(number: int) -> str:
     return json.dumps({"id": f"e-{number}", "type": "call.ended", "conversationId": "c-1", "state": "ended"})
 
 
-def test_a_prefix(cloud: DynamoServer, bucket: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_prefix(dynamo_server: DynamoServer, bucket: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """The objects below a prefix are one recording: plain, compressed, and documents in a row as Firehose writes them.
     Other objects and empty objects are left out. An example is read again from its object."""
     objects = {
@@ -44,7 +37,7 @@ def test_a_prefix(cloud: DynamoServer, bucket: Any, capfd: pytest.CaptureFixture
     }
     for key, body in objects.items():
         bucket.put_object(Bucket=BUCKET, Key=key, Body=body)
-    place = f"s3://{BUCKET}/2026/01?region={REGION}&endpoint={cloud.endpoint}"
+    place = f"s3://{BUCKET}/2026/01?region={REGION}&endpoint={dynamo_server.endpoint}"
     assert [each.key for each in list_objects(read_place(place))] == ["2026/01/05/a.json", "2026/01/05/b.json.gz"]
     assert run(["analyze", place, "--output", "json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -54,9 +47,9 @@ def test_a_prefix(cloud: DynamoServer, bucket: Any, capfd: pytest.CaptureFixture
     assert lost["members"] == [{"path": "id", "first": None, "second": None}]
 
 
-def test_no_bucket(cloud: DynamoServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_bucket(dynamo_server: DynamoServer, capfd: pytest.CaptureFixture[str]) -> None:
     """A bucket that does not exist is one sentence."""
-    place = f"s3://no-such-bucket/x?region={REGION}&endpoint={cloud.endpoint}"
+    place = f"s3://no-such-bucket/x?region={REGION}&endpoint={dynamo_server.endpoint}"
     with pytest.raises(AwsError, match=r"cannot list s3://no-such-bucket/x: .*NoSuchBucket"):
         list_objects(read_place(place))
     assert run(["analyze", place]) == 1

@@ -16,9 +16,6 @@ import pytest
 from oncegate import Event, Gate, Outcome
 from oncegate.cli.main import run
 from oncegate.journal import open_recorder
-from tests.stores.conftest import postgres, redis_server
-
-__all__ = ["postgres", "redis_server"]
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -2,6 +2,5 @@
 
 from tests.cli.conftest import oncegate
 from tests.infra.conftest import aws, infra, package
-from tests.stores.conftest import dynamo_server, postgres
 
-__all__ = ["aws", "dynamo_server", "infra", "oncegate", "package", "postgres"]
+__all__ = ["aws", "infra", "oncegate", "package"]

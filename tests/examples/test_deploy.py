@@ -31,11 +31,8 @@ from tests.debian import packaged
 from tests.doctor import commands
 from tests.examples.readme import EXAMPLES
 from tests.service.running import certificate
-from tests.stores.conftest import postgres
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.servers import ServerProcess, free_port, missing, until
-
-__all__ = ["postgres"]
 
 FOLDER = EXAMPLES / "deploy"
 PAGE = (EXAMPLES.parent / "docs" / "guide" / "deploy.md").read_text()

@@ -17,10 +17,9 @@ from tests.genesys.aws import with_sources
 from tests.genesys.conftest import Genesys
 from tests.genesys.server import SECRET, FakeGenesys
 from tests.genesys.test_commands import Process, listen
-from tests.stores.conftest import dynamo_server
 from tests.stores.dynamo_server import CREDENTIALS, DynamoServer
 
-__all__ = ["dynamo_server", "listen"]
+__all__ = ["listen"]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "genesys-setup.md").read_text()
 COMMANDS = re.findall(r"^ {4}oncegate (.+)$", PAGE, re.MULTILINE)

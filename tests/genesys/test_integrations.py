@@ -12,10 +12,9 @@ from tests.genesys.aws import with_sources
 from tests.genesys.conftest import Genesys
 from tests.genesys.server import OPEN, ORGANISATION, SECRET, FakeGenesys, problem
 from tests.infra.conftest import Aws, aws
-from tests.stores.conftest import dynamo_server
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
 
-__all__ = ["aws", "dynamo_server"]
+__all__ = ["aws"]
 
 TOPICS = ("--topics", "v2.users.{id}.presence,v2.quality.evaluations")
 URL = "https://events.example.com/events/messages"

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, oncegate
-from tests.stores.conftest import dynamo_server
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
 
-__all__ = ["dynamo_server", "oncegate"]
+__all__ = ["oncegate"]
 
 Infra = Callable[..., tuple[int, str, str]]
 PATTERN = '{"source": ["com.example.crm"]}'

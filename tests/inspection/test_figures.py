@@ -28,11 +28,8 @@ from oncegate.journal import Journal, Recorder, RowFilter, Total, open_journal, 
 from oncegate.journal.base import MINUTE
 from oncegate.settings import Settings, load
 from tests.console.pages.journals import SECOND, row, write
-from tests.stores.conftest import postgres, redis_server
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
-
-__all__ = ["postgres", "redis_server"]
 
 START = 1_790_000_040 * SECOND  # a whole minute
 HOUR = 60 * MINUTE

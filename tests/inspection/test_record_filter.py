@@ -1,10 +1,8 @@
 """The order of lists on every store, and the time at which an event became a dead letter."""
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +14,8 @@ from oncegate.inspection.record_filter import Newest, RecordFilter, dead_since, 
 from oncegate.stores.base import Entry
 from oncegate.testing import ManualClock
 from tests.cli.conftest import Run
-from tests.stores import postgres_server
-from tests.stores.dynamo_server import emulated
+from tests.stores.dynamo_server import DynamoServer
+from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisCluster, RedisServer
 
 DAY = 86_400_000_000
@@ -25,21 +23,23 @@ LATEST = "the first that was seen and the last that died"
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster", "dynamodb", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store."""
-    server: Any
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/claims.db"
-    elif request.param == "dynamodb":
-        with emulated(tmp_path / "dynamodb") as server:
-            yield server.url(server.new_table())
-    elif request.param == "postgres":
-        with postgres_server.running() as server:
-            yield server.url()
-    else:
-        server = RedisServer(tmp_path / "redis") if request.param == "redis" else RedisCluster(tmp_path / "redis")
-        yield server.url
-        server.stop()
+        return f"sqlite:///{tmp_path}/claims.db"
+    if request.param == "dynamodb":
+        emulator: DynamoServer = request.getfixturevalue("dynamo_server")
+        return emulator.url(emulator.new_table())
+    if request.param == "postgres":
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        return f"{postgres.url()}?oncegate_schema=listed"
+    if request.param == "cluster":
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        return cluster.url
+    server: RedisServer = request.getfixturevalue("redis_server")
+    server.client.flushall()
+    return server.url
 
 
 def bury_in_turn(gate: Gate) -> list[str]:

@@ -7,39 +7,39 @@ check of all states costs little more than one step for each.
 
 from tests.model import world
 from tests.model.parts import LIVENESS, Violation
-from tests.model.space import BITS, Calm, Space, unpack
+from tests.model.space import BITS, MASK, SHARED, TWO, Calm, Space, unpack
 
 
 class Calmness:
     def __init__(self, space: Space, failing: bool) -> None:
         self._space = space
         self._way = Calm._fields.index("failing" if failing else "going")
-        self._ends: set[int] = set()
+        self._paths: dict[int, int] = {}  # by state: the number of the first path that contains it
 
-    def check(self, state: int) -> None:
-        path: set[int] = set()
-        while state not in self._ends:
-            if state in path:
-                raise Violation(LIVENESS, "without further faults, the workers go round in circles")
-            path.add(state)
+    def check(self, start: int, number: int) -> None:
+        """Follow the path from a state until a state of an earlier path. Every path has its own number."""
+        paths, state = self._paths, start
+        while (path := paths.get(state)) is None:
+            paths[state] = number
             then = self._next(state)
             if then == state:
-                break
+                return
             state = then
-        self._ends |= path
+        if path == number:
+            raise Violation(LIVENESS, "without further faults, the workers go round in circles")
 
     def _next(self, state: int) -> int:
         """The next state; the same state at the end."""
-        space = self._space
-        shared, *workers = unpack(state)
+        space, way = self._space, self._way
+        shared, one, two, three = state >> SHARED, state >> TWO & MASK, state >> BITS & MASK, state & MASK
         starting = None
-        for at in (2, 1, 0):
-            does = space.calm.get(shared << BITS | workers[at]) or space.find_calm(shared, workers[at])
-            entry = does[self._way]
-            if entry is not None:
-                return space.moved(entry, workers, at)
+        for worker, left, right in ((three, one, two), (two, one, three), (one, two, three)):
+            does = space.calm.get(shared << BITS | worker) or space.find_calm(shared, worker)
+            row = does[way]
+            if row is not None:
+                return space.moved(row, left, right)
             if does.starting is not None:
-                starting = (does.starting, workers, at)
+                starting = (does.starting, left, right)
         return space.moved(*starting) if starting is not None else self._wait(state)
 
     def _wait(self, state: int) -> int:

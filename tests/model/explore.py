@@ -11,7 +11,7 @@ from typing import NamedTuple
 from oncegate import claims as shipped
 from tests.model.calm import Calmness
 from tests.model.parts import Rules, Setting, Violation
-from tests.model.space import BITS, MASK, SHARED, Space
+from tests.model.space import BITS, MASK, SHARED, TWO, Space
 from tests.model.trace import Counterexample, tell
 
 
@@ -77,7 +77,7 @@ class Search:
             calmness = Calmness(self.space, failing)
             for at, state in enumerate(self.states):
                 try:
-                    calmness.check(state)
+                    calmness.check(state, at)
                 except Violation as violation:
                     return tell(self.space, self._way(at), violation)
         return None
@@ -93,29 +93,28 @@ class Search:
         """Every state that is one step away. Without helper functions, because it runs a million times."""
         space = self.space
         moves, trusted, stir = space.moves, space.trusted, space.stir
-        shared, one, two, three = state >> SHARED, state >> 2 * BITS & MASK, state >> BITS & MASK, state & MASK
+        shared, one, two, three = state >> SHARED, state >> TWO & MASK, state >> BITS & MASK, state & MASK
         found = space.disturbed(shared, one, two, three)
         last = -1
         for mover, left, right in ((one, two, three), (two, one, three), (three, one, two)):
             if mover == last:
                 continue
             last = mover
-            entries = moves.get(shared << BITS | mover)
-            if entries is None:
-                entries = space.find_moves(shared, mover)
-            for then, a, stirs, gained in entries:
+            rows = moves.get(shared << BITS | mover)
+            if rows is None:
+                rows = space.find_moves(shared, mover)
+            for then, a, stirs, gained in rows:
+                b, c = left, right  # in order, unless the move stirs them
                 if stirs:
-                    b, c = stir(stirs, left), stir(stirs, right)
-                else:
-                    b, c = left, right
+                    b, c = stir(stirs, b), stir(stirs, c)
+                    if b > c:
+                        b, c = c, b
                 if gained and gained & (trusted[b] | trusted[c]) and space.exclusive[then]:
                     raise Violation(1, "two workers hold valid claims on one key at the same time")
-                if b > c:
-                    b, c = c, b
                 if a <= b:
-                    found.append(then << SHARED | a << 2 * BITS | b << BITS | c)
+                    found.append(then << SHARED | a << TWO | b << BITS | c)
                 elif a <= c:
-                    found.append(then << SHARED | b << 2 * BITS | a << BITS | c)
+                    found.append(then << SHARED | b << TWO | a << BITS | c)
                 else:
-                    found.append(then << SHARED | b << 2 * BITS | c << BITS | a)
+                    found.append(then << SHARED | b << TWO | c << BITS | a)
         return found

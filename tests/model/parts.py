@@ -10,6 +10,8 @@ the owner of this request, `stale` that the record has another fence than the on
 
 from typing import Final, NamedTuple
 
+from msgspec import Struct
+
 LIVENESS: Final = 8
 
 
@@ -105,7 +107,7 @@ class Rules(NamedTuple):
     abandons_the_ended: bool = True
 
 
-class Shared(NamedTuple):
+class Shared(Struct, frozen=True, gc=False):
     """The store, the queue, the faults that are left, and the history for the invariants.
 
     Tuples are indexed by key or by content. Numbers with names ending in `_bits` have one bit for each.
@@ -134,7 +136,7 @@ class Shared(NamedTuple):
     meddled: bool = False  # an operator acted while a worker may have trusted its claim
 
 
-class Job(NamedTuple):
+class Job(Struct, frozen=True, gc=False):
     """One delivery of a worker, or (`kept`) one event that the worker took from the store."""
 
     content: int
@@ -150,7 +152,7 @@ class Job(NamedTuple):
     marked: bool = False  # it counts as completed since the grant
 
 
-class Late(NamedTuple):
+class Late(Struct, frozen=True, gc=False):
     """A request that its worker gave up or sent again, and that may still arrive."""
 
     verb: str
@@ -161,7 +163,7 @@ class Late(NamedTuple):
     job: int  # the job with the same owner, or -1 if it is gone
 
 
-class Worker(NamedTuple):
+class Worker(Struct, frozen=True, gc=False):
     jobs: tuple[Job, ...] = ()
     waited: int = 0  # ticks since the claim was sent
     late: Late | None = None

@@ -6,7 +6,7 @@ differ only in the numbering of workers are one state. The set of visited states
 
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from tests.model import world
 from tests.model.ledger import Ledger
@@ -15,8 +15,12 @@ from tests.model.turn import Game, told
 from tests.model.worker import moves
 
 BITS: Final = 14
+TWO: Final = 2 * BITS
 MASK: Final = (1 << BITS) - 1
 SHARED: Final = 3 * BITS
+
+# An `Entry` as the tables hold it: Python unpacks a plain tuple faster than a named one.
+Row: TypeAlias = tuple[int, int, int, int]
 
 
 class Entry(NamedTuple):
@@ -27,13 +31,17 @@ class Entry(NamedTuple):
     stirs: int
     gained: int
 
+    @property
+    def row(self) -> Row:
+        return (self.shared, self.worker, self.stirs, self.gained)
+
 
 class Calm(NamedTuple):
     """The moves of a worker without faults: continue, continue with a failing handler, or take work."""
 
-    going: Entry | None
-    failing: Entry | None
-    starting: Entry | None
+    going: Row | None
+    failing: Row | None
+    starting: Row | None
 
 
 class Space:
@@ -52,9 +60,9 @@ class Space:
         self._worker_ids: dict[Worker, int] = {}
         self._stirs: list[tuple[Stir, ...]] = [()]
         self._stir_ids: dict[tuple[Stir, ...], int] = {(): 0}
-        self.moves: dict[int, list[Entry]] = {}
+        self.moves: dict[int, list[Row]] = {}
         self.calm: dict[int, Calm] = {}
-        self.happenings: dict[int, list[Entry]] = {}
+        self.happenings: dict[int, list[Row]] = {}
         self.stirred: dict[int, int] = {}
         self.worker_later: dict[int, int] = {}
         self.later: dict[int, int] = {}
@@ -67,10 +75,13 @@ class Space:
 
     def disturbed(self, shared: int, one: int, two: int, three: int) -> list[int]:
         """The states that time or the environment leads to."""
-        entries = self.happenings.get(shared)
-        if entries is None:
-            entries = self._find_happenings(shared)
-        found = [self.moved(entry, [one, two, three], -1) for entry in entries] if entries else []
+        rows = self.happenings.get(shared)
+        if rows is None:
+            rows = self._find_happenings(shared)
+        found = [
+            pack(then, self.stir(stirs, one), self.stir(stirs, two), self.stir(stirs, three))
+            for then, _, stirs, _ in rows
+        ]
         then = self.tick(shared, one, two, three)
         if then >= 0:
             found.append(then)
@@ -94,12 +105,12 @@ class Space:
                 self._find_worker_later(worker)
             return pack(then, ages[one], ages[two], ages[three])
 
-    def moved(self, entry: Entry, workers: list[int], at: int) -> int:
-        """The state after the move of a worker, or after a disturbance if `at` is not the place of a worker."""
-        then = [self.stir(entry.stirs, worker) for worker in workers] if entry.stirs else workers[:]
-        if at >= 0:
-            then[at] = entry.worker
-        return pack(entry.shared, *then)
+    def moved(self, row: Row, left: int, right: int) -> int:
+        """The state after the move of a worker beside the two others."""
+        then, worker, stirs, _ = row
+        if stirs:
+            left, right = self.stir(stirs, left), self.stir(stirs, right)
+        return pack(then, worker, left, right)
 
     def stir(self, stirs: int, worker: int) -> int:
         if not stirs:
@@ -109,27 +120,27 @@ class Space:
 
     # ── filling the tables ────────────────────────────────────────────────────────────────────────────────
 
-    def find_moves(self, shared: int, worker: int) -> list[Entry]:
-        entries: list[Entry] = []
-        kinds: dict[str, Entry] = {}
+    def find_moves(self, shared: int, worker: int) -> list[Row]:
+        rows: list[Row] = []
+        kinds: dict[str, Row] = {}
         for move in self.spoken_moves(shared, worker):
-            entry = self.entry(move, worker)
-            entries.append(entry)
-            kinds.setdefault(move.kind, entry)
+            row = self.entry(move, worker).row
+            rows.append(row)
+            kinds.setdefault(move.kind, row)
         going = kinds.get("go")
-        self.moves[shared << BITS | worker] = entries
+        self.moves[shared << BITS | worker] = rows
         self.calm[shared << BITS | worker] = Calm(going, kinds.get("fail", going), kinds.get("start"))
-        return entries
+        return rows
 
     def find_calm(self, shared: int, worker: int) -> Calm:
         self.find_moves(shared, worker)
         return self.calm[shared << BITS | worker]
 
-    def _find_happenings(self, shared: int) -> list[Entry]:
+    def _find_happenings(self, shared: int) -> list[Row]:
         idle = self._worker(IDLE)
-        entries = [self.entry(move, idle) for move in self.spoken_happenings(shared)]
-        self.happenings[shared] = entries
-        return entries
+        rows = [self.entry(move, idle).row for move in self.spoken_happenings(shared)]
+        self.happenings[shared] = rows
+        return rows
 
     def find_stirred(self, stirs: int, worker: int) -> int:
         after = self.workers[worker]
@@ -191,9 +202,14 @@ class Space:
 
 
 def pack(shared: int, one: int, two: int, three: int) -> int:
-    one, two, three = sorted((one, two, three))
-    return ((shared << BITS | one) << BITS | two) << BITS | three
+    if one > two:
+        one, two = two, one
+    if two > three:
+        two, three = three, two
+        if one > two:
+            one, two = two, one
+    return shared << SHARED | one << TWO | two << BITS | three
 
 
 def unpack(state: int) -> tuple[int, int, int, int]:
-    return state >> SHARED, state >> 2 * BITS & MASK, state >> BITS & MASK, state & MASK
+    return state >> SHARED, state >> TWO & MASK, state >> BITS & MASK, state & MASK

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+from msgspec.structs import replace
+
 from tests.model.ledger import Ledger, Ruling
 from tests.model.parts import Job, Late, Move, Rules, Setting, Shared, Stir, Violation, Worker, changed
 
@@ -74,7 +76,7 @@ class Turn:
             self._hold(late.job, late.key)
         if late.verb == "commit":
             self.commit(ruling, late)
-        self.worker = self.worker._replace(late=None)
+        self.worker = replace(self.worker, late=None)
         return ruling
 
     def operate(self, verb: str, key: int, *, proven: bool = False) -> None:
@@ -95,7 +97,7 @@ class Turn:
     def _write(self, key: int, ruling: Ruling) -> None:
         if not ruling.changed:
             return
-        self.shared = self.shared._replace(records=changed(self.shared.records, key, ruling.record))
+        self.shared = replace(self.shared, records=changed(self.shared.records, key, ruling.record))
         if ruling.forgot:
             self.forget(key)
         if ruling.handed_over:
@@ -109,7 +111,8 @@ class Turn:
         if ruling.forgiven:
             self._uncount(key, 0)
         shared, bit = self.shared, 1 << key
-        self.shared = shared._replace(
+        self.shared = replace(
+            shared,
             started_bits=shared.started_bits & ~bit,
             ended_bits=shared.ended_bits & ~bit,
             outrun_bits=shared.outrun_bits | (shared.ended_bits & bit),
@@ -120,10 +123,10 @@ class Turn:
         for other, job in enumerate(self.worker.jobs):
             twin = not self.game.rules.owner_for_each and job.stage == "claim" and job.key == key
             if other == index or twin:
-                self._set(other, job._replace(holds=True))
+                self._set(other, replace(job, holds=True))
         late = self.worker.late
         if late is not None and late.job == index and late.key == key:
-            self.worker = self.worker._replace(late=late._replace(holds=True))
+            self.worker = replace(self.worker, late=replace(late, holds=True))
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,21 +145,21 @@ class Turn:
     def leave(self) -> None:
         """The worker has no job any more."""
         late = self.worker.late
-        self.worker = Worker((), 0, None if late is None else late._replace(job=-1))
+        self.worker = Worker((), 0, None if late is None else replace(late, job=-1))
 
     def send_late(self, index: int, verb: str) -> None:
         job = self.worker.jobs[index]
         late = Late(verb, job.content, job.key, job.holds, job.stale, index)
-        self.worker = self.worker._replace(late=late)
+        self.worker = replace(self.worker, late=late)
 
     def _unlink(self, index: int) -> None:
         late = self.worker.late
         if late is not None and late.job == index:
-            self.worker = self.worker._replace(late=late._replace(job=-1))
+            self.worker = replace(self.worker, late=replace(late, job=-1))
 
     def _set(self, index: int, job: Job) -> None:
         jobs = self.worker.jobs
-        self.worker = self.worker._replace(jobs=(*jobs[:index], job, *jobs[index + 1 :]))
+        self.worker = replace(self.worker, jobs=(*jobs[:index], job, *jobs[index + 1 :]))
 
     # ── the history ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,15 +172,15 @@ class Turn:
         queue = list(self.shared.queue)
         for job in jobs:
             queue[job.content] += not job.kept
-        self.shared = self.shared._replace(queue=tuple(queue))
+        self.shared = replace(self.shared, queue=tuple(queue))
 
     def acknowledge(self, job: Job) -> None:
         owed = 1 << job.content & ~self.shared.applied_bits
-        self.shared = self.shared._replace(owed_bits=self.shared.owed_bits | owed)
+        self.shared = replace(self.shared, owed_bits=self.shared.owed_bits | owed)
 
     def _count_marked(self, content: int, more: int) -> None:
         marked = self.shared.marked
-        self.shared = self.shared._replace(marked=changed(marked, content, marked[content] + more))
+        self.shared = replace(self.shared, marked=changed(marked, content, marked[content] + more))
 
     def lose(self, index: int) -> None:
         """No worker continues this job. If it is marked, or if a marking request may have reached or may still reach
@@ -185,7 +188,7 @@ class Turn:
         job, late = self.worker.jobs[index], self.worker.late
         sent = job.holds or (late is not None and late.job == index)
         if job.marked or (job.stage == "mark" and sent):
-            self.shared = self.shared._replace(excused_bits=self.shared.excused_bits | 1 << job.content)
+            self.shared = replace(self.shared, excused_bits=self.shared.excused_bits | 1 << job.content)
 
     def start(self, job: Job) -> None:
         """An effect starts. If the clock of the store has jumped, the claim may belong to another by now; then the
@@ -199,7 +202,8 @@ class Turn:
         if (counted > most or runs > 2 * most) and not self.shared.meddled and not job.marked:
             times = f"{runs - 1} times, of which {counted - 1} count"
             raise Violation(9, f"the effect of {self.game.name(job)} starts once more after {times}")
-        self.shared = self.shared._replace(
+        self.shared = replace(
+            self.shared,
             runs=changed(self.shared.runs, job.key, runs),
             counted=changed(self.shared.counted, job.key, counted),
             started_bits=self.shared.started_bits | job.holds << job.key,
@@ -209,7 +213,8 @@ class Turn:
         """A started effect does not count as an attempt, and maybe not as a run."""
         shared = self.shared
         if shared.started_bits >> key & 1:
-            self.shared = shared._replace(
+            self.shared = replace(
+                shared,
                 runs=changed(shared.runs, key, shared.runs[key] - runs),
                 counted=changed(shared.counted, key, shared.counted[key] - 1),
                 started_bits=shared.started_bits & ~(1 << key),
@@ -220,7 +225,8 @@ class Turn:
         shared = self.shared
         first = content if shared.effect_of[key] < 0 else shared.effect_of[key]
         self._check_once(key, content, first)
-        self.shared = shared._replace(
+        self.shared = replace(
+            shared,
             effect_of=changed(shared.effect_of, key, first),
             applied_bits=shared.applied_bits | 1 << content,
             owed_bits=shared.owed_bits & ~(1 << content),
@@ -247,7 +253,8 @@ class Turn:
     def forget(self, key: int) -> None:
         """The key starts a new life."""
         shared, bit = self.shared, 1 << key
-        self.shared = shared._replace(
+        self.shared = replace(
+            shared,
             runs=changed(shared.runs, key, 0),
             counted=changed(shared.counted, key, 0),
             started_bits=shared.started_bits & ~bit,
@@ -260,15 +267,15 @@ class Turn:
 def told(worker: Worker, stir: Stir) -> Worker:
     """The requests of a worker after a record was granted to another."""
     jobs = tuple(
-        job._replace(holds=False, stale=job.stale or (stir.refenced and job.stage in PROVING))
+        replace(job, holds=False, stale=job.stale or (stir.refenced and job.stage in PROVING))
         if job.key == stir.key
         else job
         for job in worker.jobs
     )
     late = worker.late
     if late is not None and late.key == stir.key:
-        late = late._replace(holds=False, stale=late.stale or (stir.refenced and late.verb not in _UNPROVED))
-    return worker._replace(jobs=jobs, late=late)
+        late = replace(late, holds=False, stale=late.stale or (stir.refenced and late.verb not in _UNPROVED))
+    return replace(worker, jobs=jobs, late=late)
 
 
 def struck(game: Game, shared: Shared, cost: int, keys: int) -> Shared:
@@ -277,4 +284,4 @@ def struck(game: Game, shared: Shared, cost: int, keys: int) -> Shared:
     for key, record in enumerate(shared.records):
         if keys >> key & 1 and shared.runs[key] and game.ledger.state(record) != "C":
             bits |= 1 << key
-    return shared._replace(faults=shared.faults - cost, struck_bits=bits)
+    return replace(shared, faults=shared.faults - cost, struck_bits=bits)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from itertools import permutations, product
 from typing import Final
 
+from msgspec.structs import replace
+
 from tests.model.ledger import Ruling
 from tests.model.parts import Job, Move, Shared, Violation, Worker, changed
 from tests.model.turn import ASKING, HOLDING, Game, Turn
@@ -82,8 +84,8 @@ def _receive(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
             jobs = tuple(Job(content, game.setting.contents[content].key, way) for content in contents)
             for content in contents:
                 queue = changed(turn.shared.queue, content, turn.shared.queue[content] - 1)
-                turn.shared = turn.shared._replace(queue=queue)
-            turn.worker = worker._replace(jobs=jobs)
+                turn.shared = replace(turn.shared, queue=queue)
+            turn.worker = replace(worker, jobs=jobs)
             yield turn.move(f"receives {_names(game, jobs)} and sends the {way}", "start")
 
 
@@ -96,12 +98,12 @@ def _take(game: Game, shared: Shared, worker: Worker) -> Iterator[Move]:
 
 
 def _taken(game: Game, shared: Shared, worker: Worker, job: Job, name: str) -> Iterator[Move]:
-    turn = Turn(game, shared, worker._replace(jobs=(job,)))
+    turn = Turn(game, shared, replace(worker, jobs=(job,)))
     ruling = turn.ask(0, "take")
     if ruling.answer != "granted":
         return
     if shared.faults:
-        lost = Turn(game, shared, worker._replace(jobs=(job,)))
+        lost = Turn(game, shared, replace(worker, jobs=(job,)))
         lost.ask(0, "take")
         lost.strike()
         lost.leave()
@@ -152,7 +154,7 @@ def _renew(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[M
         lost.strike()
         yield lost.move(f"renews its lease on {game.name(job)}, and the answer is lost", "fault")
     valid, hold = (lease, job.hold) if renewed else (0, 0)
-    turn.put(index, turn.worker.jobs[index]._replace(valid=valid, hold=hold))
+    turn.put(index, replace(turn.worker.jobs[index], valid=valid, hold=hold))
     yield turn.move(f"{'renews' if renewed else 'finds it has lost'} its lease on {game.name(job)}")
 
 
@@ -161,7 +163,7 @@ def _begin(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
     step."""
     turn, job, name = Turn(game, shared, worker), worker.jobs[index], game.name(worker.jobs[index])
     if job.stage == "reply":
-        turn.put(index, job._replace(stage="held"))
+        turn.put(index, replace(job, stage="held"))
         return turn.move(f"hears that it was granted {name}")
     if game.rules.buries_beyond and job.attempts > game.setting.max_attempts and not job.marked:
         _end_with(turn, index, "bury")
@@ -170,10 +172,10 @@ def _begin(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
         _end_with(turn, index, _kept_apart(game) if job.marked else "give back")
         return turn.move(f"will not start {name}: its lease may be over")
     if not game.rules.completes_after_effect:
-        turn.put(index, job._replace(stage="premature", attempts=0, suspect=False, valid=0, hold=0))
+        turn.put(index, replace(job, stage="premature", attempts=0, suspect=False, valid=0, hold=0))
         return turn.move(f"is to mark {name} completed before it runs it")
     turn.start(job)
-    turn.put(index, job._replace(stage="running", suspect=False))
+    turn.put(index, replace(job, stage="running", suspect=False))
     return turn.move(f"starts the effect of {name}")
 
 
@@ -194,7 +196,7 @@ def _finish(game: Game, shared: Shared, worker: Worker, index: int) -> Iterator[
     if job.stage == "running" and game.setting.failures:
         yield _fail(Turn(game, shared, worker), index)
         if shared.outages and not job.marked:
-            held_up = Turn(game, shared._replace(outages=shared.outages - 1), worker)
+            held_up = Turn(game, replace(shared, outages=shared.outages - 1), worker)
             _end_with(held_up, index, "unavailable")
             yield held_up.move(f"finds something unavailable that {name} needs", "fault")
 
@@ -219,8 +221,8 @@ def _end_with(turn: Turn, index: int, stage: str) -> None:
     job = turn.worker.jobs[index]
     if stage in ("complete", "bury") and not turn.game.rules.acks_after_settle:
         turn.acknowledge(job)
-        job = job._replace(kept=True)
-    turn.put(index, job._replace(stage=stage, attempts=0, suspect=False, valid=0, hold=0))
+        job = replace(job, kept=True)
+    turn.put(index, replace(job, stage=stage, attempts=0, suspect=False, valid=0, hold=0))
 
 
 def _again(game: Game, shared: Shared, worker: Worker, index: int) -> Move:
@@ -245,7 +247,7 @@ def _crash(game: Game, shared: Shared, worker: Worker, how: str, cost: int) -> M
     for index, job in enumerate(worker.jobs):
         turn.lose(index)
         if game.setting.abandons and job.holds:
-            turn.shared = turn.shared._replace(ended_bits=turn.shared.ended_bits | 1 << job.key)
+            turn.shared = replace(turn.shared, ended_bits=turn.shared.ended_bits | 1 << job.key)
     turn.requeue(worker.jobs)
     turn.leave()
     return turn.move(how, "fault" if cost else "go")
@@ -308,7 +310,7 @@ def _harmed(turn: Turn, harm: Callable[[Turn], None], given_up: list[int], label
         turn.lose(index)
         _end(turn, index, _gives_up(turn, index), "no answer")
     if given_up:
-        turn.worker = turn.worker._replace(waited=0)
+        turn.worker = replace(turn.worker, waited=0)
     return turn.move(label, "fault")
 
 
@@ -331,7 +333,7 @@ def _answered(turn: Turn, index: int, ruling: Ruling) -> None:
     elif stage != "copy":
         _end(turn, index, _AFTER[stage][ruling.answer != "yes"], "")
     elif ruling.answer == "granted":
-        turn.put(index, turn.worker.jobs[index]._replace(stage="bury copy", stale=False))
+        turn.put(index, replace(turn.worker.jobs[index], stage="bury copy", stale=False))
     else:
         _end(turn, index, "nack" if ruling.answer == "inflight" else "ack", "")
 
@@ -355,37 +357,37 @@ def _accept(turn: Turn, index: int) -> None:
     job = turn.worker.jobs[index]
     if job.stage == "admit and run":
         turn.acknowledge(job)
-        turn.put(index, job._replace(kept=True))
+        turn.put(index, replace(job, kept=True))
 
 
 def _grant(turn: Turn, index: int, ruling: Ruling) -> None:
     """Validity is counted from before the request was first sent."""
     setting, waited = turn.game.setting, turn.worker.waited
     job = turn.worker.jobs[index]
-    job = job._replace(stage="held", stale=False, attempts=ruling.attempts, marked=job.stage == "mark")
-    job = job._replace(suspect=ruling.suspect)
+    job = replace(job, stage="held", stale=False, attempts=ruling.attempts, marked=job.stage == "mark")
+    job = replace(job, suspect=ruling.suspect)
     if turn.game.rules.counts_from_sending:
-        job = job._replace(valid=max(0, ruling.left - waited), hold=max(0, setting.max_hold - waited))
+        job = replace(job, valid=max(0, ruling.left - waited), hold=max(0, setting.max_hold - waited))
     else:
-        job = job._replace(stage="reply", valid=ruling.left, hold=setting.max_hold)
+        job = replace(job, stage="reply", valid=ruling.left, hold=setting.max_hold)
     turn.put(index, job)
 
 
 def _set_apart(turn: Turn, indexes: list[int]) -> None:
     """In a batch, an event with a lost attempt is released first and run last, so that it cannot kill a worker with
     other events."""
-    turn.worker = turn.worker._replace(waited=0)
+    turn.worker = replace(turn.worker, waited=0)
     held = [index for index in indexes if turn.worker.jobs[index].stage == "held"]
     for index in held:
         job = turn.worker.jobs[index]
         if turn.game.rules.retries_alone and len(held) > 1 and job.suspect:
-            turn.put(index, job._replace(stage="yield", attempts=0, suspect=False, valid=0, hold=0))
+            turn.put(index, replace(job, stage="yield", attempts=0, suspect=False, valid=0, hold=0))
 
 
 def _end(turn: Turn, index: int, stage: str, because: str) -> None:
     if stage == "ack" and because:
         raise Violation(6, f"{turn.game.name(turn.worker.jobs[index])} is acknowledged on {because}")
-    turn.put(index, turn.worker.jobs[index]._replace(stage=stage))
+    turn.put(index, replace(turn.worker.jobs[index], stage=stage))
 
 
 def _gives_up(turn: Turn, index: int) -> str:

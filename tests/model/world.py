@@ -7,6 +7,8 @@ worker was stopped or disconnected for that long, and continues afterwards.
 
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from tests.model.ledger import ABSENT, Ledger
 from tests.model.parts import IDLE, Job, Move, Setting, Shared, Violation, Worker, changed
 from tests.model.turn import ASKING, HOLDING, PROVING, Game, Turn, struck
@@ -41,7 +43,7 @@ def later(game: Game, shared: Shared, stopped: int = 0) -> Shared:
     for before, after in zip(shared.records, records, strict=True):
         if ledger.state(before) == "D" and not ledger.state(after):
             excused |= 1 << ledger.content(before)
-    return shared._replace(records=records, excused_bits=excused)
+    return replace(shared, records=records, excused_bits=excused)
 
 
 def _failing(game: Game, shared: Shared, stopped: int) -> int:
@@ -61,7 +63,7 @@ def worker_later(setting: Setting, worker: Worker) -> Worker:
 def _job_later(setting: Setting, job: Job) -> Job:
     """A marked event belongs to its worker for longer than a lease, until it expires; in some worlds, for ever."""
     passes = setting.expiry or job.valid <= setting.lease
-    return job._replace(valid=max(0, job.valid - passes), hold=max(0, job.hold - 1))
+    return replace(job, valid=max(0, job.valid - passes), hold=max(0, job.hold - 1))
 
 
 def lapsing(ledger: Ledger, shared: Shared) -> int:
@@ -96,12 +98,12 @@ def disturbances(game: Game, shared: Shared) -> Iterator[Move]:
     """Events that affect no single worker. These moves have no worker."""
     if shared.duplicates:
         name, queue = game.setting.contents[0].name, changed(shared.queue, 0, shared.queue[0] + 1)
-        spent = shared._replace(queue=queue, duplicates=shared.duplicates - 1)
+        spent = replace(shared, queue=queue, duplicates=shared.duplicates - 1)
         yield Move(f"{name} is delivered once more", spent, IDLE, kind="fault")
     if shared.skews:
         yield Move("the store's clock jumps ahead by a tick", later(game, _skewed(game, shared)), IDLE, kind="fault")
     if shared.operators:
-        spent = shared._replace(operators=shared.operators - 1)
+        spent = replace(shared, operators=shared.operators - 1)
         for key, record in enumerate(shared.records):
             yield from _operated(game, spent, key, game.ledger.state(record))
     if game.setting.abandons:
@@ -114,11 +116,11 @@ def _abandoned(game: Game, shared: Shared) -> Iterator[Move]:
     for key, record in enumerate(shared.records):
         bit = 1 << key
         if (shared.ended_bits | anybody) & bit and game.ledger.is_alive(record):
-            turn = Turn(game, shared._replace(ended_bits=shared.ended_bits & ~bit), IDLE)
+            turn = Turn(game, replace(shared, ended_bits=shared.ended_bits & ~bit), IDLE)
             turn.operate("abandon", key, proven=True)
             yield turn.move(f"key {key} is abandoned, as its worker has ended", "fault")
         if shared.outrun_bits & bit:
-            turn = Turn(game, shared._replace(outrun_bits=shared.outrun_bits & ~bit), IDLE)
+            turn = Turn(game, replace(shared, outrun_bits=shared.outrun_bits & ~bit), IDLE)
             turn.operate("abandon", key)
             yield turn.move(f"key {key} is abandoned too late", "fault")
 
@@ -126,7 +128,7 @@ def _abandoned(game: Game, shared: Shared) -> Iterator[Move]:
 def _skewed(game: Game, shared: Shared) -> Shared:
     """The holder of a claim may trust it beyond its lease, so the effect may happen twice."""
     held = _bits(key for key, record in enumerate(shared.records) if game.ledger.state(record) == "P")
-    return shared._replace(skews=shared.skews - 1, skewed=True, struck_bits=shared.struck_bits | held)
+    return replace(shared, skews=shared.skews - 1, skewed=True, struck_bits=shared.struck_bits | held)
 
 
 def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move]:
@@ -137,7 +139,8 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
     if state == "D" and "redrive" in acts:
         turn = Turn(game, shared, IDLE)
         turn.operate("redrive", key)
-        turn.shared = turn.shared._replace(
+        turn.shared = replace(
+            turn.shared,
             runs=changed(shared.runs, key, 0),
             counted=changed(shared.counted, key, 0),
             meddled=shared.meddled or shared.skewed,
@@ -146,7 +149,7 @@ def _operated(game: Game, shared: Shared, key: int, state: str) -> Iterator[Move
     if state and "forget" in acts:
         yield from _forgotten(game, shared, key)
     if state and "reset" in acts:
-        turn = Turn(game, shared._replace(meddled=True), IDLE)
+        turn = Turn(game, replace(shared, meddled=True), IDLE)
         turn.operate("reset", key)
         turn.forget(key)
         turn.shared = _dropped(game, turn.shared, key, game.ledger.content(shared.records[key]))
@@ -172,7 +175,8 @@ def _seeded(game: Game, shared: Shared, key: int, contents: int) -> Move:
     turn.operate("seed", key)
     if turn.shared.records[key] == shared.records[key]:
         return turn.move(f"an operator seeds key {key}, which has a record", "fault")
-    turn.shared = turn.shared._replace(
+    turn.shared = replace(
+        turn.shared,
         applied_bits=turn.shared.applied_bits | contents,
         owed_bits=turn.shared.owed_bits & ~contents,
         effect_of=changed(turn.shared.effect_of, key, contents.bit_length() - 1),
@@ -183,7 +187,7 @@ def _seeded(game: Game, shared: Shared, key: int, contents: int) -> Move:
 def _dropped(game: Game, shared: Shared, key: int, content: int) -> Shared:
     """An event that an operator drops need not take effect any more."""
     dropped = _failing(game, shared, 1 << key) if content < 0 else 1 << content
-    return shared._replace(excused_bits=shared.excused_bits | dropped)
+    return replace(shared, excused_bits=shared.excused_bits | dropped)
 
 
 # ── what must hold of the shared part ─────────────────────────────────────────────────────────────────────

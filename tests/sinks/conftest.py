@@ -1,4 +1,4 @@
-"""The AWS emulator, started when the first test needs it."""
+"""The AWS emulator, and clients of it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,15 +6,14 @@ from typing import Any
 import botocore.session
 import pytest
 
-from tests.stores.dynamo_server import REGION, DynamoServer, emulated
+from tests.stores.dynamo_server import REGION, DynamoServer
 
 Client = Callable[[str], Any]
 
 
-@pytest.fixture(scope="session")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DynamoServer]:
-    with emulated(tmp_path_factory.mktemp("aws")) as server:
-        yield server
+@pytest.fixture
+def aws(dynamo_server: DynamoServer) -> DynamoServer:
+    return dynamo_server
 
 
 @pytest.fixture

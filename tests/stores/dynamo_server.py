@@ -1,12 +1,14 @@
 """DynamoDB for tests: the emulator `ministack`, whose conditional writes are atomic."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,19 @@ def emulated(folder: Path) -> Iterator[DynamoServer]:
             yield server
         finally:
             server.stop()
+
+
+class _EmulatorProcess(ForkServerProcess):
+    def run(self) -> None:
+        os.environ.update(CREDENTIALS)
+        super().run()
+
+
+class EmulatorForks(ForkServerContext):
+    """`tests.FORKS` for stores in the emulator: a process of a fork server has the environment from before the tests,
+    so it sets the credentials."""
+
+    Process = _EmulatorProcess
 
 
 class Wire:

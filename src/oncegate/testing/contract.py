@@ -31,7 +31,8 @@ class StoreContract(
     RaceContract,
 ):
     """Subclass this class and override `open`. For a slow store, reduce `histories`, the number of runs of the
-    comparison with the model, and `crowd`, the number of keys in the tests with very many keys."""
+    comparison with the model, `crowd`, the number of keys in the tests with very many keys, and `rounds`, the number of
+    repetitions of a race between threads."""
 
     histories = HISTORIES
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 _RACERS = 8
-_ROUNDS = 20
 
 
 def race(racers: list[Callable[[], Any]]) -> list[Any]:
@@ -53,9 +52,11 @@ def race(racers: list[Callable[[], Any]]) -> list[Any]:
 
 
 class RaceContract:
+    rounds = 20
+
     def test_one_claimer_wins(self, store: Store) -> None:
         """If several threads claim one key at once, exactly one claim is granted. The other claims are in flight."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             key = round_number.to_bytes(16)
             verdicts = race([partial(claim, store, f"racer-{n}", key=key) for n in range(_RACERS)])
             assert sorted(type(verdict).__name__ for verdict in verdicts) == ["Granted"] + ["InFlight"] * (_RACERS - 1)
@@ -63,7 +64,7 @@ class RaceContract:
     def test_one_takeover_wins(self, store: Store, clock: ManualClock) -> None:
         """If several threads claim a key with an expired lease, exactly one claim is granted, and the fence rises by
         one."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
             clock.advance(LEASE)
@@ -74,7 +75,7 @@ class RaceContract:
     def test_owner_and_successor(self, store: Store, clock: ManualClock) -> None:
         """If an owner completes an event while another owner claims it, either the completion or the claim succeeds,
         never both."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
             clock.advance(LEASE)
@@ -99,7 +100,7 @@ class RaceContract:
     def test_forget_and_takeover(self, store: Store) -> None:
         """If an operator erases a waiting event while a dispatcher takes it, either the erasure or the take succeeds,
         never both. The event of the dispatcher keeps its payload."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             key = round_number.to_bytes(16)
             assert bury(store, granted(store, key=key), key=key)
             assert redrive(store, key)
@@ -115,7 +116,7 @@ class RaceContract:
     def test_forget_and_complete(self, store: Store, clock: ManualClock) -> None:
         """If an operator erases a record while its worker completes it after the lease, the completion succeeds, and
         the record is completed."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             key = round_number.to_bytes(16)
             first = granted(store, key=key)
             clock.advance(LEASE)
@@ -126,7 +127,7 @@ class RaceContract:
 
     def test_one_swap_wins(self, store: Store) -> None:
         """If several threads swap from one version, exactly one swap succeeds, and its body is stored."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             where = address(f"doc-{round_number}")
             answers = race([partial(_swap, store, where, n) for n in range(_RACERS)])
             assert answers.count(True) == 1
@@ -135,7 +136,7 @@ class RaceContract:
 
     def test_batches_in_opposite_order(self, store: Store) -> None:
         """Two batches with the same keys in opposite order do not deadlock, and no key is granted to both."""
-        for round_number in range(_ROUNDS):
+        for round_number in range(self.rounds):
             keys = [(round_number * 100 + number).to_bytes(16) for number in range(50)]
             forth = [claim_of("forth", key=key) for key in keys]
             back = [claim_of("back", key=key) for key in reversed(keys)]

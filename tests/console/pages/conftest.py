@@ -9,9 +9,6 @@ import pytest
 from oncegate.console.site import Site
 from oncegate.journal import Journal
 from tests.console.pages.journals import make_journal, make_site
-from tests.stores.conftest import postgres, redis_server
-
-__all__ = ["postgres", "redis_server"]
 
 
 @pytest.fixture

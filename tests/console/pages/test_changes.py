@@ -21,11 +21,8 @@ from tests.console.pages.acting import Gatekeeper, Person, form_of, hooked, wait
 from tests.console.pages.journals import HOSTILE
 from tests.console.running import ENVIRON, csrf_of, logged_in
 from tests.service.running import Service, until
-from tests.stores.conftest import postgres, redis_server
 from tests.stores.postgres_server import PostgresServer
 from tests.stores.redis_server import RedisServer
-
-__all__ = ["postgres", "redis_server"]
 
 CONFIRM = "/dead-letters/confirm"
 MakeSite = Callable[..., Site]

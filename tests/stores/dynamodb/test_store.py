@@ -26,13 +26,15 @@ from oncegate.testing.requests import (
     RETENTION,
     claim_of,
 )
-from tests.stores.dynamo_server import DynamoServer, Wire, reply
+from tests.stores.dynamo_server import DynamoServer, EmulatorForks, Wire, reply
 
 
 class TestDynamoStore(SharedStoreContract):
     # Each key is a separate request, and the emulator answers a few hundred requests per second.
     histories = 8
     crowd = 100
+    rounds = 6
+    processes = EmulatorForks()
     counts_expired_dead_letters = True
 
     @pytest.fixture(autouse=True)
