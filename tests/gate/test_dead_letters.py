@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, Outcome, keys
+from oncegate import Event, Gate, Outcome, keys, read
 from oncegate.claims import Redrive
+from oncegate.gate.job import UnguardedEvent
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
 
@@ -176,6 +177,23 @@ class TestRefused:
         refused = gate.run(b"{", succeed)
         stumbling.failures = {"claim": 1}
         assert [outcome.status for outcome in gate.keep([refused])] == ["failed"]
+
+
+def bury_keyless(gate: Gate) -> Outcome:
+    """The outcome of an event without a key that has failed and is buried."""
+    (event,) = read({"n": 1})
+    item = UnguardedEvent(event, "it has no id", Outcome("invalid", event))
+    item.outcome = Outcome("failed", event, error="ValueError: boom", raised="ValueError")
+    return gate._engine.dead_letters.bury_unguarded(item)
+
+
+class TestWithoutKey:
+    def test_buried(self, gate: Gate) -> None:
+        """Equal events have a dead letter each. Nothing is marked as done, because there is no key."""
+        outcomes = [bury_keyless(gate) for _ in range(2)]
+        assert statuses(outcomes) == ["buried", "buried"]
+        assert len(gate.store.dead_letters()) == 2
+        assert outcomes[0].reason == f"Buried as dead letter {outcomes[0].kept}: ValueError: boom."
 
 
 class TestMadeByHand:
