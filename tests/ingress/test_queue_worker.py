@@ -210,6 +210,48 @@ def test_the_attempts_of_an_event_without_a_key(
     gate.close()
 
 
+def test_events_without_a_key_that_wait_do_not_block_others(bus: Bus) -> None:
+    """At most half of the events in hand wait for a retry. The bus delivers the others again."""
+    ran: list[str | None] = []
+
+    async def handler(event: Event) -> None:
+        ran.append(event.id)
+        if event.id is None:
+            raise RetryLater("the CRM is down", after=60)
+
+    gate = keyless()
+    with working(gate.worker(bus.source, handler, in_hand=3)):
+        bus.send(*[{"number": number} for number in range(3)])
+        until(lambda: len(ran) == 3, "three failures")
+        bus.send({"id": "evt-1"})
+        until(lambda: "evt-1" in ran, "the event with a key")
+    gate.close()
+
+
+def test_the_attempts_are_counted_across_deliveries(bus: Bus) -> None:
+    """If the worker returns an event without a key to the bus, it keeps the count of its attempts."""
+    bus.send({"number": 1})
+    handler, gate = KeylessHandler(*[FAILURE] * 9), keyless()
+    worker = gate.worker(bus.source, handler, in_hand=1)  # nothing may wait for a retry
+    with working(worker):
+        bus.until_empty()
+    assert (handler.attempts, worker.figures.received) == (2, 2)
+    assert len(gate.store.dead_letters()) == 1
+    gate.close()
+
+
+def test_an_unavailable_service_for_longer_than_max_hold(nats: NatsServer) -> None:
+    """NATS delivers a message again that was held for `max_hold`. `retry_for` still ends the retries."""
+    stream = nats.stream()
+    stream.send({"number": 1})
+    handler = KeylessHandler(*[RetryLater("the CRM is down", after=0.4)] * 99)
+    gate = keyless(retry_for="2s", max_hold="1s", lease="1s")
+    with working(gate.worker(stream.source, handler, visibility="1s")):
+        until(lambda: len(gate.store.dead_letters()) == 1, "the dead letter")
+        stream.until_empty()
+    gate.close()
+
+
 def test_a_kafka_worker_that_marks_first(kafka: KafkaServer) -> None:
     """An event without a key that always fails is a dead letter after `max_attempts`. It does not block its
     partition."""
