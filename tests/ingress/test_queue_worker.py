@@ -15,6 +15,7 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.errors import Bury, RetryLater
+from tests.gate.conftest import Stumbling
 from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
@@ -237,6 +238,23 @@ def test_the_attempts_are_counted_across_deliveries(bus: Bus) -> None:
         bus.until_empty()
     assert (handler.attempts, worker.figures.received) == (2, 2)
     assert len(gate.store.dead_letters()) == 1
+    gate.close()
+
+
+def test_a_dead_letter_that_the_store_does_not_take(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """If the store does not answer, an event without a key that has no attempts left waits for it. It does not run
+    again, and no failure of such an event ends the outage."""
+    stream, store = nats.stream(), Stumbling()
+    store.failures = {"claim": 3}
+    stream.send({"number": 1})
+    handler = KeylessHandler(*[FAILURE] * 9)
+    gate = Gate(store, key=keys.event_id, on_missing_key="unguarded", max_attempts=1)
+    with caplog.at_level("INFO"), working(gate.worker(stream.source, handler)):
+        stream.until_empty()
+    assert (handler.attempts, len(store.dead_letters())) == (1, 1)
+    said = [record.getMessage() for record in caplog.records if record.name == "oncegate.work"]
+    assert next(line for line in said if "claimed" in line).startswith("events cannot be claimed")
+    assert sum("events can be claimed" in line for line in said) == 1
     gate.close()
 
 

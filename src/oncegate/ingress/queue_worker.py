@@ -445,11 +445,13 @@ class QueueSession:
 
 
 def _proves_answer(outcome: Outcome) -> bool:
-    """Whether the outcome proves that the store has answered the claim of this run. A duplicate may come from the
-    completion cache. A failure without an exception of the handler may come from a settlement that the store did not
-    confirm."""
+    """Whether the outcome proves that the store has answered in this run. A duplicate may come from the completion
+    cache. A failure without an exception of the handler may come from a settlement that the store did not confirm. An
+    event without a key runs without a claim: only its dead letter is an answer."""
     if outcome.status == "in_flight":
         return outcome.original is not None
+    if outcome.key is None:
+        return outcome.status == "buried"
     return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
 
 
