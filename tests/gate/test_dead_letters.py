@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from oncegate import Event, Gate, Outcome, keys
+from oncegate import Event, Gate, Outcome, keys, read
 from oncegate.claims import Redrive
+from oncegate.errors import Unkeepable
+from oncegate.gate.job import UnguardedEvent
+from oncegate.gate.outcome import Cause
 from oncegate.stores.memory import MemoryStore
 from tests.gate.conftest import Stumbling
 
@@ -176,6 +179,40 @@ class TestRefused:
         refused = gate.run(b"{", succeed)
         stumbling.failures = {"claim": 1}
         assert [outcome.status for outcome in gate.keep([refused])] == ["failed"]
+
+
+def bury_keyless(gate: Gate) -> Outcome:
+    """The outcome of an event without a key that has failed and is buried."""
+    (event,) = read({"n": 1})
+    item = UnguardedEvent(event, "it has no id", Outcome("invalid", event))
+    item.outcome = Outcome("failed", event, error="ValueError: boom", raised="ValueError")
+    return gate._engine.dead_letters.bury_unguarded(item)
+
+
+class TestWithoutKey:
+    def test_buried(self, gate: Gate) -> None:
+        """Equal events have a dead letter each. Nothing is marked as done, because there is no key."""
+        outcomes = [bury_keyless(gate) for _ in range(2)]
+        assert statuses(outcomes) == ["buried", "buried"]
+        assert len(gate.store.dead_letters()) == 2
+        assert outcomes[0].reason == f"Buried as dead letter {outcomes[0].kept}: ValueError: boom."
+
+    @pytest.mark.parametrize("verb", ["claim", "settle"])
+    def test_store_unavailable(self, stumbling: Stumbling, verb: str) -> None:
+        stumbling.failures = {verb: 99}
+        outcome = bury_keyless(Gate(stumbling))
+        assert (outcome.status, outcome.cause) == ("failed", Cause.STORE_UNAVAILABLE)
+
+    def test_too_large_for_the_store(self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store answers, so a worker must not wait for it."""
+
+        def settle(_settlements: Any) -> Any:
+            raise Unkeepable("400 kB at most")
+
+        monkeypatch.setattr(store, "settle", settle)
+        outcome = bury_keyless(Gate(store))
+        assert (outcome.status, outcome.cause) == ("failed", None)
+        assert outcome.error == "ValueError: boom, and no copy could be stored: 400 kB at most"
 
 
 class TestMadeByHand:

@@ -15,6 +15,7 @@ import pytest
 
 from oncegate import Event, Gate, keys
 from oncegate.errors import Bury, RetryLater
+from tests.gate.conftest import Stumbling
 from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
 from tests.ingress.sqs.conftest import cloud, credentials
@@ -207,6 +208,65 @@ def test_the_attempts_of_an_event_without_a_key(
     assert handler.attempts == attempts
     assert [error in letter for letter in letters if error] == ([True] if error else [])
     assert worker.figures.failed == attempts - (error is None)
+    gate.close()
+
+
+def test_events_without_a_key_that_wait_do_not_block_others(bus: Bus) -> None:
+    """At most half of the events in hand wait for a retry. The bus delivers the others again."""
+    ran: list[str | None] = []
+
+    async def handler(event: Event) -> None:
+        ran.append(event.id)
+        if event.id is None:
+            raise RetryLater("the CRM is down", after=60)
+
+    gate = keyless()
+    with working(gate.worker(bus.source, handler, in_hand=3)):
+        bus.send(*[{"number": number} for number in range(3)])
+        until(lambda: len(ran) == 3, "three failures")
+        bus.send({"id": "evt-1"})
+        until(lambda: "evt-1" in ran, "the event with a key")
+    gate.close()
+
+
+def test_the_attempts_are_counted_across_deliveries(bus: Bus) -> None:
+    """If the worker returns an event without a key to the bus, it keeps the count of its attempts."""
+    bus.send({"number": 1})
+    handler, gate = KeylessHandler(*[FAILURE] * 9), keyless()
+    worker = gate.worker(bus.source, handler, in_hand=1)  # nothing may wait for a retry
+    with working(worker):
+        bus.until_empty()
+    assert (handler.attempts, worker.figures.received) == (2, 2)
+    assert len(gate.store.dead_letters()) == 1
+    gate.close()
+
+
+def test_a_dead_letter_that_the_store_does_not_take(nats: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """If the store does not answer, an event without a key that has no attempts left waits for it. It does not run
+    again, and no failure of such an event ends the outage."""
+    stream, store = nats.stream(), Stumbling()
+    store.failures = {"claim": 3}
+    stream.send({"number": 1})
+    handler = KeylessHandler(*[FAILURE] * 9)
+    gate = Gate(store, key=keys.event_id, on_missing_key="unguarded", max_attempts=1)
+    with caplog.at_level("INFO"), working(gate.worker(stream.source, handler)):
+        stream.until_empty()
+    assert (handler.attempts, len(store.dead_letters())) == (1, 1)
+    said = [record.getMessage() for record in caplog.records if record.name == "oncegate.work"]
+    assert next(line for line in said if "claimed" in line).startswith("events cannot be claimed")
+    assert sum("events can be claimed" in line for line in said) == 1
+    gate.close()
+
+
+def test_an_unavailable_service_for_longer_than_max_hold(nats: NatsServer) -> None:
+    """NATS delivers a message again that was held for `max_hold`. `retry_for` still ends the retries."""
+    stream = nats.stream()
+    stream.send({"number": 1})
+    handler = KeylessHandler(*[RetryLater("the CRM is down", after=0.4)] * 99)
+    gate = keyless(retry_for="2s", max_hold="1s", lease="1s")
+    with working(gate.worker(stream.source, handler, visibility="1s")):
+        until(lambda: len(gate.store.dead_letters()) == 1, "the dead letter")
+        stream.until_empty()
     gate.close()
 
 

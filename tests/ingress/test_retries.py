@@ -40,7 +40,7 @@ def dispatcher() -> Dispatcher[MessageEvent]:
 @in_loop
 async def test_three_attempts() -> None:
     """An event is moved after three failed attempts. A claim that another worker holds is not an attempt."""
-    decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
+    decide = LocalRetries(dispatcher(), Clock(), 4)
     work = work_of(Gate("memory://"), call(1))
     assert not decide.is_used_up(work, 1, failed=False)
     assert not decide.is_used_up(work, 1, failed=True)
@@ -52,7 +52,7 @@ async def test_three_attempts() -> None:
 async def test_thirty_seconds() -> None:
     """An event is moved if its next attempt would start more than 30 s after its first failure."""
     clock = Clock()
-    decide, gate = LocalRetries(NoMover(), dispatcher(), clock, 4), Gate("memory://")
+    decide, gate = LocalRetries(dispatcher(), clock, 4), Gate("memory://")
     assert decide.is_used_up(work_of(gate, call(1)), 31, failed=True)
     work = work_of(gate, call(2))
     assert not decide.is_used_up(work, 20, failed=True)
@@ -64,19 +64,19 @@ async def test_thirty_seconds() -> None:
 async def test_half_of_the_events_wait() -> None:
     """An event is moved at its first failure if more than half of the events in hand would wait for a retry."""
     waiting, gate = dispatcher(), Gate("memory://")
-    decide = LocalRetries(NoMover(), waiting, Clock(), 4)
+    decide = LocalRetries(waiting, Clock(), 4)
     assert not decide.is_used_up(work_of(gate, call(1)), 1, failed=True)
     for number in (1, 2):
         waiting.offer(work_of(gate, call(number, "c-1")), "c-1")
     await asyncio.sleep(0.05)
     assert waiting.held_items == 2
     assert decide.is_used_up(work_of(gate, call(3)), 1, failed=True)
-    decide = LocalRetries(NoMover(), dispatcher(), Clock(), 4)
+    decide = LocalRetries(dispatcher(), Clock(), 4)
     together = [work_of(gate, call(number)) for number in range(3)]
     assert [decide.is_used_up(work, 1, failed=True) for work in together] == [False, False, True]
     decide.note_start(together[0])
     assert not decide.is_used_up(together[2], 1, failed=True)
-    assert LocalRetries(NoMover(), dispatcher(), Clock(), 1).is_used_up(work_of(gate, call(3)), 1, failed=True)
+    assert LocalRetries(dispatcher(), Clock(), 1).is_used_up(work_of(gate, call(3)), 1, failed=True)
 
 
 def mover_of(gate: Gate) -> InboxMover:
@@ -158,14 +158,29 @@ def test_the_attempts_of_an_event_without_a_key() -> None:
     attempts, work = UnguardedAttempts(gate._engine.config, clock), work_of(gate, call(1))
     failed = Outcome("failed", work.event)
     away = replace(failed, cause=Cause.SERVICE_UNAVAILABLE)
-    assert not any(attempts.are_used_up(work, each) for each in [away, away, away, failed])
-    assert not attempts.are_used_up(work, away)
+    assert not any(attempts.are_used_up(work.event, each) for each in [away, away, away, failed])
+    assert not attempts.are_used_up(work.event, away)
     clock.now += 3_599_000_000
-    assert not attempts.are_used_up(work, away)
+    assert not attempts.are_used_up(work.event, away)
     clock.now += 1_000_000
-    assert attempts.are_used_up(work, away)
-    assert attempts.are_used_up(work, failed)
-    assert attempts.are_used_up(work_of(gate, call(2)), replace(failed, cause=Cause.BURY))
+    assert attempts.are_used_up(work.event, away)
+    assert attempts.are_used_up(work.event, failed)
+    assert attempts.are_used_up(work_of(gate, call(2)).event, replace(failed, cause=Cause.BURY))
+
+
+def test_the_count_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of an event begins again after a success, and if too many other events have failed since."""
+    monkeypatch.setattr(retries, "_MOST_EVENTS", 2)
+    gate = Gate("memory://", max_attempts=2)
+    attempts, events = UnguardedAttempts(gate._engine.config, Clock()), [work_of(gate, call(n)).event for n in range(3)]
+
+    def fail_once(number: int) -> bool:
+        return attempts.are_used_up(events[number], Outcome("failed", events[number]))
+
+    assert not fail_once(0)
+    attempts.forget(events[0])
+    assert [fail_once(number) for number in (0, 1, 2)] == [False, False, False]
+    assert [fail_once(number) for number in (2, 1, 0)] == [True, True, False]
 
 
 def test_no_limit_of_attempts() -> None:
@@ -173,9 +188,9 @@ def test_no_limit_of_attempts() -> None:
     gate, clock = Gate("memory://", max_attempts=None, retry_for=None), Clock()
     attempts, work = UnguardedAttempts(gate._engine.config, clock), work_of(gate, call(1))
     failed = Outcome("failed", work.event)
-    assert not any(attempts.are_used_up(work, failed) for _ in range(99))
-    assert not attempts.are_used_up(work, replace(failed, cause=Cause.SERVICE_UNAVAILABLE))
-    assert attempts.are_used_up(work, replace(failed, cause=Cause.BURY))
+    assert not any(attempts.are_used_up(work.event, failed) for _ in range(99))
+    assert not attempts.are_used_up(work.event, replace(failed, cause=Cause.SERVICE_UNAVAILABLE))
+    assert attempts.are_used_up(work.event, replace(failed, cause=Cause.BURY))
 
 
 def test_a_mover_for_several_runs() -> None:

@@ -53,6 +53,7 @@ class _Cause(Enum):
     CUT = "only the first part of it could be stored"
     NO_DOCUMENT = NO_DOCUMENT
     STORE = "the store did not accept the copy"
+    UNKEEPABLE = "the store cannot hold this copy"
 
 
 class _Problem(Struct, frozen=True):
@@ -122,7 +123,8 @@ class DeadLetters:
         (result,) = self._bury_copies([copy], [failed.error or failed.status])
         if result is None:
             return replace(failed, status="buried", kept=copy.key, retry_after=None, cause=None)
-        return replace(failed, error=f"{failed.error}, {NOT_STORED}: {result.text}")
+        cause = Cause.STORE_UNAVAILABLE if result.cause is _Cause.STORE else None
+        return replace(failed, error=f"{failed.error}, {NOT_STORED}: {result.text}", cause=cause)
 
     def bury_emissions(
         self, copies: Sequence[Job], outcomes: Sequence[Outcome], errors: Sequence[str]
@@ -244,7 +246,9 @@ class DeadLetters:
 def _result_of(answer: Answer) -> _Result:
     if answer is True:
         return None
-    return _Problem(_Cause.STORE, str(answer)) if answer else _problem(_Cause.CLAIM_LOST)
+    if answer is False:
+        return _problem(_Cause.CLAIM_LOST)
+    return _Problem(_Cause.UNKEEPABLE if isinstance(answer, Unkeepable) else _Cause.STORE, str(answer))
 
 
 def _cut(whole: Bury) -> Bury:

@@ -148,7 +148,8 @@ def _buried(outcome: Outcome) -> str:
     if outcome.kept is not None and original is not None:
         return f"Not run, and buried as dead letter {outcome.kept}: {outcome.error}."
     if outcome.kept is not None:
-        return f"Buried as dead letter {outcome.kept}, and marked as done: {outcome.error}."
+        marked = ", and marked as done" if outcome.key is not None else ""  # an event without a key has no mark
+        return f"Buried as dead letter {outcome.kept}{marked}: {outcome.error}."
     if original is not None and original.state == DEAD:
         return f"Not run: an earlier delivery was buried as dead letter {outcome.key} ({outcome.error})."
     ran = outcome.event.attempt - (outcome.raised is None)  # no exception: buried before the last attempt ran

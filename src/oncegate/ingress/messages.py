@@ -5,7 +5,7 @@ from typing import Final
 
 from oncegate.backoff import pause_after
 from oncegate.events import Event
-from oncegate.gate.job import Identified, Job
+from oncegate.gate.job import Identified, Job, UnguardedEvent
 from oncegate.times import microseconds_of
 
 _FIRST_PAUSE: Final = 1  # seconds
@@ -44,14 +44,12 @@ class Message:
 class MessageEvent:
     """One event of a message, with the lane in which it runs and its order within the lane. With `in_groups`, the
     events of a message group run in the order in which the queue delivers them. `attempts` counts its failed attempts
-    while it is held here, and `failed_at` is the time of the first of them. `counted` and `unavailable_since` are only
-    for an event without a key: how many of these attempts count, and since when a service is unavailable. See
-    `retries`."""
+    while it is held here, and `failed_at` is the time of the first of them; see `retries`. `spent` is the last run of
+    an event without a key that has no attempts left: the event must become a dead letter, and does not run again."""
 
     __slots__ = (
         "attempts",
         "checks",
-        "counted",
         "event",
         "failed_at",
         "item",
@@ -59,8 +57,8 @@ class MessageEvent:
         "message",
         "order",
         "ran",
+        "spent",
         "starts_at",
-        "unavailable_since",
     )
 
     def __init__(self, message: Message, event: Event, item: Identified, *, in_groups: bool) -> None:
@@ -69,8 +67,7 @@ class MessageEvent:
         self.item = item
         self.ran = False
         self.attempts = 0
-        self.counted = 0
-        self.unavailable_since: int | None = None
+        self.spent: UnguardedEvent | None = None
         self.failed_at = 0
         self.starts_at = message.starts_at
         self.checks = 0  # how often the event was in flight because its publisher had not completed it yet

@@ -192,7 +192,8 @@ class QueueSession:
         self._dispatcher = Dispatcher(self._run, self._give_back, most=in_hand, at_work=concurrency)
         self._store_outage = OutageLogger(context.boot)
         self._link = open_link(LinkContext(context.boot, config, self._dispatcher, self._take, self._store_outage))
-        self._retries = None if mover is None else LocalRetries(mover, self._dispatcher, context.boot, in_hand)
+        self._mover = mover
+        self._retries = LocalRetries(self._dispatcher, context.boot, in_hand)
         self._unguarded = UnguardedAttempts(config, context.boot)
         self._threads = CallThreads("oncegate-keep", 1)
         self._stopping = asyncio.Event()
@@ -218,21 +219,21 @@ class QueueSession:
         finally:
             self._threads.close()
             await self._link.close()
-            if self._retries is not None:
-                self._retries.mover.close()
+            if self._mover is not None:
+                self._mover.close()
 
     async def _work_until_stopped(self) -> None:
         receiving = asyncio.create_task(self._link.receive(self._stopping))
         holding = asyncio.create_task(self._link.hold())
         stopped = asyncio.create_task(self._stopping.wait())
         tasks = [receiving, holding, stopped]
-        moved = None if self._retries is None else asyncio.create_task(self._retries.mover.work())
+        moved = None if self._mover is None else asyncio.create_task(self._mover.work())
         try:
             await asyncio.wait([*tasks, *filter(None, [moved])], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._stopping.set()
-            if self._retries is not None:
-                self._retries.mover.stop()
+            if self._mover is not None:
+                self._mover.stop()
             await self._drain(receiving)
             for task in tasks:
                 task.cancel()
@@ -266,15 +267,14 @@ class QueueSession:
 
     async def _run(self, work: MessageEvent) -> Next:
         now = self._context.boot()
-        if self._retries is not None:
-            self._retries.note_start(work)
+        self._retries.note_start(work)
         if not work.message.may_start(now):
             return self._not_acknowledged(work, work.message.pause)
         if now < work.starts_at:
             return RunAgain((work.starts_at - now) / 1e6)
         work.message.running += 1
         try:
-            if self._retries is not None and self._retries.mover.must_follow(work):
+            if self._mover is not None and self._mover.must_follow(work):
                 return await self._move(work, work.message.pause)
             return await self._run_event(work)
         finally:
@@ -283,10 +283,7 @@ class QueueSession:
     async def _run_event(self, work: MessageEvent) -> Next:
         work.ran = True
         began_at = self._context.boot()
-        outcome = await self._run_through_gate(work.item)
-        uncounted = self._uncounted(work, outcome)
-        if uncounted is not None and self._unguarded.are_used_up(work, outcome):
-            outcome = await self._threads.call(self._context.engine.dead_letters.bury_unguarded, uncounted)
+        outcome = await self._outcome_of(work)
         if outcome.cause is Cause.STORE_UNAVAILABLE:
             return self._wait_for_store(work, outcome)
         if _proves_answer(outcome):
@@ -298,22 +295,32 @@ class QueueSession:
             (outcome,) = await self._threads.call(self._context.keep, [outcome])
         if not outcome.acked and not (outcome.status == "invalid" and outcome.kept is not None):
             return await self._retry(work, outcome)
+        if outcome.key is None:
+            self._unguarded.forget(work.event)
         self._end(work, None)
         return "go_on"
 
+    async def _outcome_of(self, work: MessageEvent) -> Outcome:
+        """Run the event. An event without a key that has no attempts left becomes a dead letter. If the store does not
+        take it, the next call only stores it."""
+        if work.spent is None:
+            outcome = await self._run_through_gate(work.item)
+            uncounted = self._uncounted(work, outcome)
+            if uncounted is None or not self._unguarded.are_used_up(work.event, outcome):
+                return outcome
+            work.spent = uncounted
+        return await self._threads.call(self._context.engine.dead_letters.bury_unguarded, work.spent)
+
     async def _retry(self, work: MessageEvent, outcome: Outcome) -> Next:
-        """Have the event delivered again. If the bus cannot do this, or if nothing else counts the attempts of the
-        event, run it again here or move it."""
-        pause, retries = self._pause(outcome, work), self._retries
-        if retries is None and self._uncounted(work, outcome) is None:
+        """Have the event delivered again. If the bus cannot do this, run it again here or move it. An event whose
+        attempts nothing else counts also runs again here, as long as it does not keep other events waiting."""
+        pause, moves = self._pause(outcome, work), self._mover is not None
+        if not moves and self._uncounted(work, outcome) is None:
             return self._not_acknowledged(work, pause)
         work.message.receives += 1
-        if (
-            retries is not None
-            and retries.is_used_up(work, pause, failed=outcome.status == "failed")
-            and outcome.status != "invalid"
-        ):
-            return await self._move(work, pause)
+        failed = moves and outcome.status == "failed"
+        if self._retries.is_used_up(work, pause, failed=failed) and outcome.status != "invalid":
+            return await self._move(work, pause) if moves else self._not_acknowledged(work, pause)
         work.item = self._identify(work.event)
         return RunAgain(pause)
 
@@ -326,7 +333,7 @@ class QueueSession:
     async def _move(self, work: MessageEvent, pause: float) -> Next:
         """Move the event to another place, and acknowledge it. If it cannot be moved now, it runs again here."""
         item = self._identify(work.event)
-        if self._retries is not None and await self._retries.mover.move(work, item, pause):
+        if self._mover is not None and await self._mover.move(work, item, pause):
             self._end(work, None)
             return "go_on"
         work.item = self._identify(work.event)
@@ -394,11 +401,10 @@ class QueueSession:
         now = self._context.boot()
         for work in works:
             pause = self._lane_pauses.get(work.lane, work.message.pause)
-            if self._retries is not None:
-                self._retries.note_start(work)
+            self._retries.note_start(work)
             if self._stopping.is_set():
                 self._end(work, self._pause_at_stop(work))
-            elif self._retries is not None and work.message.may_start(now):  # the bus would not deliver it again
+            elif self._mover is not None and work.message.may_start(now):  # the bus would not deliver it again
                 work.starts_at = now + int(pause * 1e6)
                 self._dispatcher.offer(work, work.lane, work.order)
             elif work.ran or self._link.in_groups or work.message.receives <= _MAX_SKIPS:
@@ -439,11 +445,13 @@ class QueueSession:
 
 
 def _proves_answer(outcome: Outcome) -> bool:
-    """Whether the outcome proves that the store has answered the claim of this run. A duplicate may come from the
-    completion cache. A failure without an exception of the handler may come from a settlement that the store did not
-    confirm."""
+    """Whether the outcome proves that the store has answered in this run. A duplicate may come from the completion
+    cache. A failure without an exception of the handler may come from a settlement that the store did not confirm. An
+    event without a key runs without a claim: only its dead letter is an answer."""
     if outcome.status == "in_flight":
         return outcome.original is not None
+    if outcome.key is None:
+        return outcome.status == "buried"
     return outcome.status == "processed" or (outcome.status == "failed" and outcome.raised is not None)
 
 

@@ -6,8 +6,9 @@ not acknowledged ─▶ runs again here, after a pause; the later events of its 
 An event that waits here keeps the bus from going on, because it only knows how far its messages are processed. So an
 event that fails repeatedly is moved to another place: to the inbox of the store, or to another topic of the bus.
 
-An event that runs without a key has no record that counts its attempts. So the worker of any bus counts them, and holds
-the event until it succeeds or is a dead letter (`UnguardedAttempts`).
+An event that runs without a key has no record that counts its attempts. So the worker of any bus counts them until the
+event succeeds or is a dead letter (`UnguardedAttempts`). It also runs such an event again here, because another worker
+would start a new count. If the event waits for too long, or too many events wait, the bus delivers it again.
 """
 
 import asyncio
@@ -15,8 +16,12 @@ import logging
 from collections.abc import Hashable
 from typing import Final, Protocol
 
+from msgspec import Struct
+
+from oncegate.canonical import digest
 from oncegate.clocks import Clock
 from oncegate.errors import StoreError
+from oncegate.events import Event
 from oncegate.gate.job import Identified, Job, is_stage
 from oncegate.gate.options import GateConfig
 from oncegate.gate.outcome import Cause, Outcome
@@ -28,6 +33,7 @@ from oncegate.ingress.worker import Figures, WorkerContext
 _MOST_ATTEMPTS: Final = 3
 _LONGEST: Final = 30_000_000  # microseconds from the first failure to the last attempt here
 _MOST_LANES: Final = 10_000  # that are remembered; the events of a lane that is forgotten may run out of order
+_MOST_EVENTS: Final = 10_000  # without a key, whose failures are remembered
 _CHECK_EVERY: Final = 1.0  # seconds
 _log: Final = logging.getLogger("oncegate.work")
 
@@ -59,10 +65,10 @@ class Mover(Protocol):
 
 
 class LocalRetries:
-    """Decides whether an event runs again here or is moved. `in_hand` is the limit of events that wait or run."""
+    """Decides whether an event runs again here, or is moved or returned to the bus. `in_hand` is the limit of events
+    that wait or run."""
 
-    def __init__(self, mover: Mover, dispatcher: Dispatcher[MessageEvent], boot: Clock, in_hand: int) -> None:
-        self.mover = mover
+    def __init__(self, dispatcher: Dispatcher[MessageEvent], boot: Clock, in_hand: int) -> None:
         self._dispatcher = dispatcher
         self._boot = boot
         self._in_hand = in_hand
@@ -74,8 +80,9 @@ class LocalRetries:
         self._waiting.discard(work)
 
     def is_used_up(self, work: MessageEvent, pause: float, *, failed: bool) -> bool:
-        """Record an attempt, and return whether the event should be moved: after three failed attempts, or if the next
-        attempt would start more than 30 s after the first one, or if half of the events in hand wait for a retry."""
+        """Record an attempt, and return whether the event should not wait here: after three failed attempts, or if the
+        next attempt would start more than 30 s after the first one, or if half of the events in hand wait for a
+        retry."""
         now = self._boot()
         work.attempts += failed
         work.failed_at = work.failed_at or now
@@ -90,26 +97,51 @@ class LocalRetries:
         return False
 
 
+class _Failures(Struct):
+    """The failed attempts of an event: how many of them count, and since when a service is unavailable."""
+
+    counted: int = 0
+    unavailable_since: int | None = None
+
+
 class UnguardedAttempts:
     """Counts the failed attempts of events that run without a key. Every bus needs this: not all buses count
-    deliveries, and a delivery is not always an attempt. The count starts again if another worker gets the message."""
+    deliveries, and a delivery is not always an attempt. The count is kept while the bus delivers the message again, but
+    each worker has its own. Equal events share a count if their messages have no id."""
 
     def __init__(self, config: GateConfig, boot: Clock) -> None:
         self._config = config
         self._boot = boot
+        self._failures: dict[Hashable, _Failures] = {}
 
-    def are_used_up(self, work: MessageEvent, failed: Outcome) -> bool:
+    def are_used_up(self, event: Event, failed: Outcome) -> bool:
         """Record a failed attempt, and return whether it was the last one. The rules are those of events with a key:
         see `SettlementPlanner.failed`."""
-        now, config = self._boot(), self._config
+        now, config, failures = self._boot(), self._config, self._remembered(event)
         if failed.cause is Cause.BURY:
             return True
         if failed.cause is Cause.SERVICE_UNAVAILABLE and config.retry_for is not None:
-            work.unavailable_since = since = work.unavailable_since or now
+            failures.unavailable_since = since = failures.unavailable_since or now
             return config.max_attempts is not None and now - since >= config.retry_for
-        work.unavailable_since = None
-        work.counted += 1
-        return config.max_attempts is not None and work.counted >= config.max_attempts
+        failures.unavailable_since = None
+        failures.counted += 1
+        return config.max_attempts is not None and failures.counted >= config.max_attempts
+
+    def forget(self, event: Event) -> None:
+        """Forget the failures of an event that has succeeded or is a dead letter."""
+        if self._failures:
+            self._failures.pop(_identity(event), None)
+
+    def _remembered(self, event: Event) -> _Failures:
+        name = _identity(event)
+        failures = self._failures[name] = self._failures.pop(name, _Failures())
+        if len(self._failures) > _MOST_EVENTS:
+            del self._failures[next(iter(self._failures))]
+        return failures
+
+
+def _identity(event: Event) -> Hashable:
+    return event.evidence.message_id, digest(event.raw)
 
 
 class InboxMover:
