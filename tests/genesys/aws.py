@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.genesys.server import FakeGenesys
+from tests.genesys.server import FakeGenesys, QuietServer
 
 _HOP = {"connection", "transfer-encoding", "keep-alive", "content-length", "date", "server"}
 
@@ -85,7 +85,7 @@ class _Proxy(BaseHTTPRequestHandler):
 @contextmanager
 def with_sources(fake: FakeGenesys, port: int) -> Iterator[str]:
     """The address of the emulator at this port, with the sources of the fake."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Proxy", (_Proxy,), {"fake": fake, "port": port}))
+    server = QuietServer(("127.0.0.1", 0), type("Proxy", (_Proxy,), {"fake": fake, "port": port}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import re
+import sys
 import threading
 import time
 import uuid
@@ -154,7 +155,7 @@ class FakeGenesys:
         self.heartbeat = 30.0
         self.is_silent = False
         self.lost: list[str] = []  # events that no channel was connected for
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = QuietServer(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = True
         self._threads = [threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)]
         self._loop = asyncio.new_event_loop()
@@ -509,6 +510,15 @@ def _existing(things: dict[str, Any], id_: str) -> Any:
     if id_ not in things:
         raise problem(404, "not.found", f"there is no {id_}")
     return things[id_]
+
+
+class QuietServer(ThreadingHTTPServer):
+    """A client may close its connection before the answer, as a listener does that is stopped during a request. The
+    server must not print this: the next command of a test would have the text in its stderr."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(fake: FakeGenesys) -> type[BaseHTTPRequestHandler]:
