@@ -40,7 +40,10 @@ log.console = true
 log.console.level = warning
 disk_free_limit.absolute = 1MB
 """
-_ARGUMENTS = "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +SDcpu 1:1 +SDio 1 +sbwt none +sbwtdcpu none +sbwtdio none"
+_ARGUMENTS = (
+    "-kernel inet_dist_use_interface {127,0,0,1}"
+    " +S 1:1 +SDcpu 1:1 +SDio 1 +sbwt none +sbwtdcpu none +sbwtdio none"  # few threads, which do not wait in loops
+)
 
 _COUNT = """
 {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{name}">>)),
