@@ -178,6 +178,11 @@ class TestCheck:
                 "or use SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox",
             ),
             ('store = "memory://"\n[serve]\nhandler = "log"', "serve.mode=inbox: memory:// cannot store events"),
+            ('store = "memory://"\n[work]\nsource = "amqp://h/q"', "memory:// loses the events that it holds"),
+            (
+                '[work]\nsource = "kafka://h/t"',
+                "oncegate.toml, work.source: the URL has no name of a Kafka consumer group",
+            ),
             (
                 '[serve]\nmode = "inline"',
                 "oncegate.toml, serve.mode=inline: POST /events has no handler to run while the sender waits; name one",

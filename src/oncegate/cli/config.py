@@ -38,7 +38,7 @@ _ROUTE_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
 # Functions that use settings which are not set per route. Each is listed with the settings that it uses.
 _COMMON_USES: Final[Mapping[Callable[[Settings], Any], Sequence[str]]] = {
     partial(chosen_handler, table="work"): [*(f"work.{option}" for option in HANDLER_OPTIONS), *_FORWARD],
-    check_source: ["work.source"],
+    check_source: ["work.source", "store"],
     **{partial(check_work_option, name=name): [f"work.{name}"] for name in WORKER_OPTIONS},
     check_tracing: ["serve.trace"],
     check_unsigned_host: ["serve.host", "serve.signature"],

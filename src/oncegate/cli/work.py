@@ -136,8 +136,6 @@ def work(settings: Settings) -> None:
             worker = open_inboxes(settings, observers, stack, recorder)
         else:
             handler = handler_of(settings)
-            if not counts_attempts(place):
-                check_lasting_store(settings)
             settings.check_previous(connect=True)
             gate = stack.enter_context(closing(settings.gate(observers=[*observers, *_journal(recorder, place)])))
             worker = open_worker(gate, place, handler, settings)
@@ -175,13 +173,15 @@ def source_of(settings: Settings) -> str:
 
 
 def check_source(settings: Settings) -> None:
-    """Refuse an invalid URL of a source."""
+    """Refuse an invalid URL of a source, and a store that would lose events of this source."""
     if (place := settings["work.source"]) in (None, INBOX):
         return
     try:
         check_queue(place)
     except SettingError as error:
         raise SettingError(f"{settings.where('work.source')}: {error}", settings=error.settings) from error
+    if not counts_attempts(place):
+        check_lasting_store(settings)
 
 
 def check_inbox_store(settings: Settings) -> None:
