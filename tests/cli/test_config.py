@@ -178,11 +178,6 @@ class TestCheck:
                 "or use SQLite (sqlite:///oncegate.db) or Postgres (postgresql://…) for the inbox",
             ),
             ('store = "memory://"\n[serve]\nhandler = "log"', "serve.mode=inbox: memory:// cannot store events"),
-            ('store = "memory://"\n[work]\nsource = "amqp://h/q"', "memory:// loses the events that it holds"),
-            (
-                '[work]\nsource = "kafka://h/t"',
-                "oncegate.toml, work.source: the URL has no name of a Kafka consumer group",
-            ),
             (
                 '[serve]\nmode = "inline"',
                 "oncegate.toml, serve.mode=inline: POST /events has no handler to run while the sender waits; name one",
@@ -204,6 +199,26 @@ class TestCheck:
         code, _, checked = oncegate("config", "check")
         assert (code, said in checked, checked.count("Error: ")) == (exit_codes.USAGE, True, 1), checked
         assert oncegate("serve")[2] == checked
+
+    @pytest.mark.parametrize(
+        ("toml", "said"),
+        [
+            ('source = "kafka://h/t"', "oncegate.toml, work.source: the URL has no name of a Kafka consumer group"),
+            (
+                'source = "amqp://h/q"',
+                "ONCEGATE_STORE: memory:// loses the events that it holds when this command ends",
+            ),
+        ],
+    )
+    def test_a_source_that_work_would_refuse(
+        self, oncegate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toml: str, said: str
+    ) -> None:
+        """`config check` reports the source, in the words of `work`."""
+        monkeypatch.setenv("ONCEGATE_STORE", "memory://")
+        (tmp_path / "oncegate.toml").write_text(f'[serve]\nmode = "inline"\nhandler = "log"\n[work]\n{toml}\n')
+        code, _, checked = oncegate("config", "check")
+        assert (code, said in checked, checked.count("Error: ")) == (exit_codes.USAGE, True, 1), checked
+        assert oncegate("work", "--handler", "log")[2] == checked
 
     def test_what_work_would_refuse(self, oncegate: Run, tmp_path: Path) -> None:
         """`config check` reports each value that no queue allows, and `work` each value that its own queue does not."""
