@@ -206,7 +206,7 @@ class TestCheck:
             ('source = "kafka://h/t"', "oncegate.toml, work.source: the URL has no name of a Kafka consumer group"),
             (
                 'source = "amqp://h/q"',
-                "ONCEGATE_STORE: memory:// loses the events that it holds when this command ends",
+                "ONCEGATE_STORE: memory:// loses the events that it holds",
             ),
         ],
     )
