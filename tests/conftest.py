@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.ingress.rabbit_server import Rabbit
+    from tests.ingress.sqs.queues import Cloud
     from tests.stores.dynamo_server import DynamoServer
     from tests.stores.postgres_server import PostgresServer
     from tests.stores.redis_server import RedisCluster, RedisServer
@@ -40,6 +41,16 @@ def dynamo_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[DynamoS
 
     with emulated(tmp_path_factory.mktemp("dynamodb")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cloud]":
+    """Another emulator, with a queue for each test."""
+    from tests.ingress.sqs.queues import Cloud
+
+    cloud = Cloud(tmp_path_factory.mktemp("cloud"))
+    yield cloud
+    cloud.stop()
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from oncegate.errors import Bury, RetryLater
 from tests.gate.conftest import Stumbling
 from tests.ingress.kafka_server import KafkaServer
 from tests.ingress.nats_server import NatsServer
-from tests.ingress.sqs.conftest import cloud, credentials
+from tests.ingress.sqs.conftest import credentials
 from tests.ingress.sqs.queues import Cloud, Handler, call, working
 from tests.stores.servers import until
 
-__all__ = ["cloud", "credentials"]
+__all__ = ["credentials"]
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""The AWS emulator and a Redis server, started once for each test file, and a new queue for each test."""
+"""A Redis server, started once for each test file, and a new queue for each test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +12,6 @@ from tests.stores.dynamo_server import CREDENTIALS
 from tests.stores.redis_server import RedisServer
 
 Hook = Callable[[Callable[[Any], None]], None]
-
-
-@pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    cloud = Cloud(tmp_path_factory.mktemp("cloud"))
-    yield cloud
-    cloud.stop()
 
 
 @pytest.fixture(scope="module")
