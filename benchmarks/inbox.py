@@ -59,9 +59,13 @@ def _p99(sizes: Sizes, folder: Path, failing: float) -> float:
 
 def measured(path: Path, seconds: float, failing: float) -> list[float]:
     """The delays of the good events during so many seconds, when this share of the events always fails."""
-    handler = Delays()
-    logging.getLogger("oncegate.work").setLevel(logging.CRITICAL)  # the failures are intended
-    asyncio.run(_sent(Gate(f"sqlite:///{path}"), handler, seconds, failing))
+    handler, log = Delays(), logging.getLogger("oncegate.work")
+    before = log.level
+    log.setLevel(logging.CRITICAL)  # the failures are intended
+    try:
+        asyncio.run(_sent(Gate(f"sqlite:///{path}"), handler, seconds, failing))
+    finally:
+        log.setLevel(before)
     return handler.seconds
 
 
