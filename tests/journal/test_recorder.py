@@ -599,14 +599,16 @@ def test_a_failed_prune_stops_no_rows(
     def refuse(*_: object) -> bool:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(SqliteJournal, "prune", refuse)
     gate = Gate("memory://", observers=[recorder.of("calls")])
+    gate.run({"id": "first"}, succeed)
+    assert recorder.flush(10)
+    monkeypatch.setattr(recorder._writer._journal, "prune", refuse)
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             recorder._writer._prune_at = 0.0
             gate.run({"id": f"evt-{number}"}, succeed)
             assert recorder.flush(10)
-    assert (recorder.written, recorder.dropped) == (3, 0)
+    assert (recorder.written, recorder.dropped) == (4, 0)
     assert [record.getMessage() for record in caplog.records] == [
         "the journal cannot delete old rows, and tries again every 10 seconds: away"
     ]
@@ -692,19 +694,19 @@ def test_close_writes_what_is_queued(url: str, monkeypatch: pytest.MonkeyPatch) 
 def test_close_counts_what_it_cannot_write(url: str, caplog: pytest.LogCaptureFixture, queued: int) -> None:
     """If the journal does not answer, close() counts the queued rows and those in the thread as dropped. One warning
     has their number. The thread does not count them again."""
-    stuck = _Stuck()
+    stuck, before = _Stuck(), threading.enumerate()
     recorder = Recorder(lambda: stuck)  # type: ignore[arg-type,return-value]
     gate = Gate("memory://", observers=[recorder.of("calls")])
     gate.run_batch([{"id": f"first-{number}"} for number in range(3)], succeed)
     assert stuck.entered.wait(10)
     if queued:
         gate.run_batch([{"id": number} for number in range(queued)], succeed)
-    others = [thread for thread in threading.enumerate() if thread.name == "oncegate-journal"]
+    own = [each for each in threading.enumerate() if each.name == "oncegate-journal" and each not in before]
     with caplog.at_level(logging.WARNING):
         assert not recorder.close(0.1)
         assert recorder.dropped == 3 + queued
         stuck.released.set()
-        for thread in others:
+        for thread in own:
             thread.join(10)
         recorder.close(0.1)
     assert (recorder.written, recorder.dropped) == (0, 3 + queued)
