@@ -154,10 +154,12 @@ from oncegate.stores.sqlite import SqliteStore
 from oncegate.testing.requests import claim
 store = SqliteStore({path!r})
 claim(store, owner=owners(1)[0])
+forked, tell = os.pipe()
 if os.fork() == 0:
+    os.write(tell, b"x")
     time.sleep(30)
     os._exit(0)
-print(os.getpid(), flush=True)
+os.read(forked, 1)  # until the child has returned from the fork
 os.kill(os.getpid(), signal.SIGKILL)
 """
     command = [sys.executable, "-c", code]
