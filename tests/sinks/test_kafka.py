@@ -1,10 +1,8 @@
 """Publishing to a topic of a Kafka cluster."""
 
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,10 +10,11 @@ import pytest
 from oncegate import Event, Gate
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
-from oncegate.sinks.kafka import KafkaPublisher, read_destination
+from oncegate.sinks.kafka import read_destination
 from tests.ingress.kafka.conftest import server
 from tests.ingress.kafka_server import PRODUCE, KafkaServer, Topic
 from tests.ingress.sqs.queues import call
+from tests.sinks.conftest import To, succeeds_in_child
 from tests.stores.servers import until
 
 __all__ = ["server"]
@@ -28,21 +27,7 @@ def topic(server: KafkaServer) -> Topic:
     return server.topic(4)
 
 
-@pytest.fixture
-def to() -> Iterator[Callable[[str], KafkaPublisher]]:
-    """Publishers, closed after the test."""
-    made: list[KafkaPublisher] = []
-
-    def make(url: str) -> KafkaPublisher:
-        made.append(KafkaPublisher(url))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_sent_once(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_sent_once(topic: Topic, to: To) -> None:
     """The message is the JSON of the event. Its key is the entity. Its headers have the key, the source, the type and
     the attempt. A copy of the event sends no message."""
     body = b'{ "id": "evt-1", "type": "call.ended", "conversationId": "c-1" }'
@@ -58,7 +43,7 @@ def test_sent_once(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
     }
 
 
-def test_an_entity_has_one_partition(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_an_entity_has_one_partition(topic: Topic, to: To) -> None:
     """The events of an entity are in one partition, in the order in which they were sent."""
     handler, gate = to(topic.target), Gate("memory://")
     for number in range(8):
@@ -75,14 +60,14 @@ def test_an_entity_has_one_partition(topic: Topic, to: Callable[[str], KafkaPubl
     ] == [True] * 8
 
 
-def test_no_such_topic(server: KafkaServer, to: Callable[[str], KafkaPublisher]) -> None:
+def test_no_such_topic(server: KafkaServer, to: To) -> None:
     """A topic that the brokers do not know is a failure, and the message says what to do. The event is not buried."""
     server.forget("nowhere")
     with pytest.raises(RetryLater, match="the topic does not exist; create it"):
         to(f"kafka://{server.address}/nowhere")(EVENT)
 
 
-def test_too_large(server: KafkaServer, topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_too_large(server: KafkaServer, topic: Topic, to: To) -> None:
     """An event that is too large for the client or the brokers is buried at once."""
     handler = to(topic.target)
     with pytest.raises(Bury, match=r"rejects this event \(it is too large\)"):
@@ -94,7 +79,7 @@ def test_too_large(server: KafkaServer, topic: Topic, to: Callable[[str], KafkaP
     assert len(topic.stored()) == 1
 
 
-def test_the_brokers_are_away(server: KafkaServer, topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_the_brokers_are_away(server: KafkaServer, topic: Topic, to: To) -> None:
     """While the brokers are away, an event fails after the timeout. It is not sent later, when they are back."""
     handler, gate = to(f"{topic.target}?timeout=1s"), Gate("memory://", max_attempts=1_000)
     until(lambda: gate.run(call(1), handler).status == "processed", "the first event")  # a second may be too short
@@ -111,13 +96,13 @@ def test_the_brokers_are_away(server: KafkaServer, topic: Topic, to: Callable[[s
     assert [b"evt-2" in message.value() for message in topic.stored()].count(True) == 0
 
 
-def test_no_broker(to: Callable[[str], KafkaPublisher]) -> None:
+def test_no_broker(to: To) -> None:
     """Brokers that were never there are a failure of the event, told within the timeout."""
     with pytest.raises(RetryLater, match="did not confirm the message"):
         to("kafka://127.0.0.1:1/events?timeout=1s")(EVENT)
 
 
-def test_a_broken_client(server: KafkaServer, to: Callable[[str], KafkaPublisher]) -> None:
+def test_a_broken_client(server: KafkaServer, to: To) -> None:
     """After an error that ends the client, the event fails, and the next event is sent by a new client."""
     topic = server.topic()
     handler = to(topic.target)
@@ -129,7 +114,7 @@ def test_a_broken_client(server: KafkaServer, to: Callable[[str], KafkaPublisher
     assert len(topic.stored()) == 2
 
 
-def test_many_threads(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_many_threads(topic: Topic, to: To) -> None:
     """Threads share one client, and each gets the answer to its own message."""
     handler = to(topic.target)
     with ThreadPoolExecutor(8) as threads:
@@ -137,18 +122,11 @@ def test_many_threads(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None
     assert len(topic.stored()) == 160
 
 
-def test_after_a_fork(topic: Topic, to: Callable[[str], KafkaPublisher]) -> None:
+def test_after_a_fork(topic: Topic, to: To) -> None:
     """A forked child uses a client of its own."""
     handler = to(topic.target)
     handler(EVENT)
-    child = os.fork()
-    if child == 0:
-        try:
-            handler(EVENT)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert succeeds_in_child(lambda: handler(EVENT))
     handler(EVENT)
     assert len(topic.stored()) == 3
 

@@ -1,7 +1,6 @@
 """Publishing to a stream of a NATS server."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from oncegate import Event, Gate
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
-from oncegate.sinks.nats import NatsPublisher, read_destination
+from oncegate.sinks.nats import read_destination
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
+from tests.sinks.conftest import To, succeeds_in_child
 from tests.stores.servers import until
 
 EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
@@ -33,20 +33,6 @@ def stream(server: NatsServer) -> Stream:
     return server.stream()
 
 
-@pytest.fixture
-def to() -> Iterator[Callable[[str], NatsPublisher]]:
-    """Publishers, closed after the test."""
-    made: list[NatsPublisher] = []
-
-    def make(url: str) -> NatsPublisher:
-        made.append(NatsPublisher(url))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 def stored(stream: Stream) -> list[Any]:
     """The messages of a stream."""
 
@@ -57,7 +43,7 @@ def stored(stream: Stream) -> list[Any]:
     return stream.call(every)
 
 
-def test_sent_once(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_sent_once(stream: Stream, to: To) -> None:
     """The message is the JSON of the event. Its headers have the key, the source, the type and the attempt. A copy of
     the event sends no message."""
     body = b'{ "id": "evt-1", "type": "call.ended" }'
@@ -75,7 +61,7 @@ def test_sent_once(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
     }
 
 
-def test_sent_twice_is_stored_once(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_sent_twice_is_stored_once(stream: Stream, to: To) -> None:
     """A second attempt, after a crash before the completion, is the same message for JetStream."""
     handler = to(stream.target)
     outcome = Gate("memory://").run({"id": "evt-1"}, handler)
@@ -83,7 +69,7 @@ def test_sent_twice_is_stored_once(stream: Stream, to: Callable[[str], NatsPubli
     assert len(stored(stream)) == 1
 
 
-def test_hostile_text(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_hostile_text(stream: Stream, to: To) -> None:
     """A line break in the type adds no header."""
     hostile = {"id": "evt-1", "type": "a\r\nNats-Msg-Id: x\r\n\r\nü%"}
     outcome = Gate("memory://").run(hostile, to(stream.target))
@@ -108,13 +94,13 @@ def test_publish_and_work_on_one_store(stream: Stream, tmp_path: Path) -> None:
         assert sorted(handler.ran) == [1, 2, 3]
 
 
-def test_no_such_subject(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_no_such_subject(stream: Stream, to: To) -> None:
     """A subject that belongs to no stream is a failure, and the message says what to do. The event is not buried."""
     with pytest.raises(RetryLater, match="no stream has this subject; create the stream, or correct the URL"):
         to(f"{stream.base}?subject=nobody.has.it")(EVENT)
 
 
-def test_another_stream(server: NatsServer, stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_another_stream(server: NatsServer, stream: Stream, to: To) -> None:
     """A subject of another stream is a failure: the worker of the named stream would never get the event."""
     other = server.stream()
     with pytest.raises(RetryLater, match="expected stream does not match"):
@@ -122,7 +108,7 @@ def test_another_stream(server: NatsServer, stream: Stream, to: Callable[[str], 
     assert stored(other) == []
 
 
-def test_too_large(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_too_large(stream: Stream, to: To) -> None:
     """An event that is too large for the server or the stream is buried at once."""
     handler = to(stream.target)
     with pytest.raises(Bury, match="rejects this event"):
@@ -132,7 +118,7 @@ def test_too_large(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
         handler(Event(source="plain", body=None, raw=b"1" * 1_000))
 
 
-def test_a_full_stream(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_a_full_stream(stream: Stream, to: To) -> None:
     """A stream that discards new messages has stored nothing: the event is retried."""
     config = StreamConfig(stream.name, subjects=[f"{stream.name}.>"], max_msgs=1, discard=DiscardPolicy.NEW)
     stream.call(lambda js: js.update_stream(config))
@@ -143,7 +129,7 @@ def test_a_full_stream(stream: Stream, to: Callable[[str], NatsPublisher]) -> No
     assert "maximum messages exceeded" in outcome.reason
 
 
-def test_the_server_is_away(tmp_path: Path, to: Callable[[str], NatsPublisher]) -> None:
+def test_the_server_is_away(tmp_path: Path, to: To) -> None:
     """While the server is away, an event fails and is not kept by the client. Afterwards it is sent once."""
     server = NatsServer(tmp_path)
     try:
@@ -160,24 +146,17 @@ def test_the_server_is_away(tmp_path: Path, to: Callable[[str], NatsPublisher]) 
         server.stop()
 
 
-def test_no_server(to: Callable[[str], NatsPublisher]) -> None:
+def test_no_server(to: To) -> None:
     """A server that was never there is a failure of the event, told within the timeout."""
     with pytest.raises(RetryLater, match="did not confirm the message"):
         to("nats://127.0.0.1:1/events?subject=calls&timeout=1s")(EVENT)
 
 
-def test_after_a_fork(stream: Stream, to: Callable[[str], NatsPublisher]) -> None:
+def test_after_a_fork(stream: Stream, to: To) -> None:
     """A forked child uses a connection of its own."""
     handler = to(stream.target)
     handler(EVENT)
-    child = os.fork()
-    if child == 0:
-        try:
-            handler(EVENT)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert succeeds_in_child(lambda: handler(EVENT))
     handler(EVENT)
     assert len(stored(stream)) == 3
 

@@ -1,9 +1,7 @@
 """Publishing to a queue and to an exchange of RabbitMQ."""
 
-import os
 import ssl
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -14,9 +12,10 @@ from aio_pika.abc import AbstractChannel
 from oncegate import Event, Gate
 from oncegate.errors import Bury, RetryLater, SettingError
 from oncegate.sinks import publish
-from oncegate.sinks.rabbitmq import RabbitPublisher, read_destination
+from oncegate.sinks.rabbitmq import read_destination
 from tests.ingress.rabbit_server import LARGEST, Rabbit, RabbitQueue
 from tests.ingress.sqs.queues import call
+from tests.sinks.conftest import To, succeeds_in_child
 from tests.sinks.receiver import CERTIFICATES
 from tests.stores.proxy import Proxy
 
@@ -28,21 +27,7 @@ def queue(rabbit: Rabbit) -> RabbitQueue:
     return rabbit.queue()
 
 
-@pytest.fixture
-def to() -> Iterator[Callable[[str], RabbitPublisher]]:
-    """Publishers, closed after the test."""
-    made: list[RabbitPublisher] = []
-
-    def make(url: str) -> RabbitPublisher:
-        made.append(RabbitPublisher(url))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def test_sent_once(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_sent_once(queue: RabbitQueue, to: To) -> None:
     """The message is the JSON of the event, and persistent. Its id is the key. Its headers have the key, the source,
     the type and the attempt. A copy of the event sends no message."""
     body = b'{ "id": "evt-1", "type": "call.ended" }'
@@ -60,14 +45,14 @@ def test_sent_once(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> 
     }
 
 
-def test_hostile_text(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_hostile_text(queue: RabbitQueue, to: To) -> None:
     """Control characters in the type of an event are escaped in the header."""
     Gate("memory://").run({"id": "evt-1", "type": "a\r\nb\0ü%"}, to(queue.target))
     (message,) = queue.received()
     assert message.headers["oncegate-type"] == "a%0D%0Ab%00%C3%BC%25"
 
 
-def test_an_exchange(rabbit: Rabbit, queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_an_exchange(rabbit: Rabbit, queue: RabbitQueue, to: To) -> None:
     """A message to an exchange goes to the queues that are bound to it by the routing key. Without such a queue, the
     event fails, and is not lost."""
     exchange = f"calls-{queue.name}"
@@ -83,7 +68,7 @@ def test_an_exchange(rabbit: Rabbit, queue: RabbitQueue, to: Callable[[str], Rab
         to(f"amqp://{rabbit.address}/?exchange={exchange}&routing_key=chats.ended")(EVENT)
 
 
-def test_no_such_queue(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> None:
+def test_no_such_queue(rabbit: Rabbit, to: To) -> None:
     """A message that no queue takes is a failure. The event is not buried, and the publisher goes on."""
     handler = to(f"amqp://{rabbit.address}/nobody-has-it")
     for _ in range(2):
@@ -91,7 +76,7 @@ def test_no_such_queue(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> 
             handler(EVENT)
 
 
-def test_copies_at_one_time(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> None:
+def test_copies_at_one_time(rabbit: Rabbit, to: To) -> None:
     """Two gates send one event through one publisher at one time. Neither counts as confirmed, because the queue does
     not exist."""
     handler = to(f"amqp://{rabbit.address}/nobody-has-it")
@@ -106,13 +91,13 @@ def test_copies_at_one_time(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]
         assert set(threads.map(run, range(4))) == {"failed"}
 
 
-def test_no_such_exchange(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> None:
+def test_no_such_exchange(rabbit: Rabbit, to: To) -> None:
     """An exchange that does not exist is a failure, and the message names it."""
     with pytest.raises(RetryLater, match="no exchange 'none' in vhost '/'"):
         to(f"amqp://{rabbit.address}/?exchange=none")(EVENT)
 
 
-def test_too_large(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_too_large(queue: RabbitQueue, to: To) -> None:
     """An event that is too large is buried at once. Events that are sent at the same time are retried: RabbitMQ closes
     the channel. The next event gets a new channel."""
     handler = to(queue.target)
@@ -135,7 +120,7 @@ def test_too_large(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> 
     handler(EVENT)
 
 
-def test_a_full_queue(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> None:
+def test_a_full_queue(rabbit: Rabbit, to: To) -> None:
     """A full queue that rejects messages has stored nothing: the event is retried."""
     queue = rabbit.queue("classic", x_max_length=1, x_overflow="reject-publish")
     handler, gate = to(queue.target), Gate("memory://")
@@ -146,7 +131,7 @@ def test_a_full_queue(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> N
     assert queue.left() == 1
 
 
-def test_the_answer_is_lost(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_the_answer_is_lost(queue: RabbitQueue, to: To) -> None:
     """The connection is lost before the confirmation. The event fails and is sent again, with the same id."""
     with closing(Proxy(queue.rabbit.port)) as proxy:
         gate = Gate("memory://", max_attempts=10)
@@ -160,31 +145,24 @@ def test_the_answer_is_lost(queue: RabbitQueue, to: Callable[[str], RabbitPublis
         assert ids[1:] == [str(outcome.key)] * 2
 
 
-def test_no_server(to: Callable[[str], RabbitPublisher]) -> None:
+def test_no_server(to: To) -> None:
     """A server that was never there is a failure of the event, told within the timeout."""
     with pytest.raises(RetryLater, match="did not confirm the message"):
         to("amqp://127.0.0.1:1/events?timeout=1s")(EVENT)
 
 
-def test_a_wrong_password(rabbit: Rabbit, to: Callable[[str], RabbitPublisher]) -> None:
+def test_a_wrong_password(rabbit: Rabbit, to: To) -> None:
     """A login that RabbitMQ refuses is a failure, and the message has no password."""
     with pytest.raises(RetryLater, match="ACCESS_REFUSED") as refused:
         to(f"amqp://guest:s3cret@{rabbit.address}/events")(EVENT)
     assert "s3cret" not in str(refused.value)
 
 
-def test_after_a_fork(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_after_a_fork(queue: RabbitQueue, to: To) -> None:
     """A forked child uses a connection of its own."""
     handler = to(queue.target)
     handler(EVENT)
-    child = os.fork()
-    if child == 0:
-        try:
-            handler(EVENT)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert succeeds_in_child(lambda: handler(EVENT))
     handler(EVENT)
     assert queue.left() == 3
 
@@ -221,7 +199,7 @@ def test_one_spelling_of_a_destination(url: str, canonical: str) -> None:
     assert "secret" not in place.spoken
 
 
-def test_tls(queue: RabbitQueue, to: Callable[[str], RabbitPublisher]) -> None:
+def test_tls(queue: RabbitQueue, to: To) -> None:
     """`amqps` verifies the certificate of the server with the authority that the URL names, and not without it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "server.pem")
