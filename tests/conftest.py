@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.ingress.nats_server import NatsServer
     from tests.ingress.rabbit_server import Rabbit
     from tests.ingress.sqs.queues import Cloud
     from tests.stores.dynamo_server import DynamoServer
@@ -51,6 +52,16 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cloud]":
     cloud = Cloud(tmp_path_factory.mktemp("cloud"))
     yield cloud
     cloud.stop()
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[NatsServer]":
+    """A NATS server, with a stream for each test."""
+    from tests.ingress.nats_server import NatsServer
+
+    server = NatsServer(tmp_path_factory.mktemp("nats"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,9 @@ from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def stream(server: NatsServer) -> Stream:
-    return server.stream()
+def stream(nats: NatsServer) -> Stream:
+    return nats.stream()
 
 
 # ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,10 +67,10 @@ def test_a_consumer_that_could_lose_events(stream: Stream, config: dict[str, Any
         Gate("memory://").worker(stream.source, print).run()
 
 
-def test_no_such_stream(server: NatsServer) -> None:
+def test_no_such_stream(nats: NatsServer) -> None:
     """A stream that does not exist is an error at the start."""
     with pytest.raises(QueueError, match="the NATS stream none does not exist; create it first"):
-        Gate("memory://").worker(f"nats://127.0.0.1:{server.port}/none?consumer=crm", print).run()
+        Gate("memory://").worker(f"nats://127.0.0.1:{nats.port}/none?consumer=crm", print).run()
 
 
 def test_no_server() -> None:

@@ -36,13 +36,6 @@ class Source(Protocol):
 
 
 @pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def kafka() -> Iterator[KafkaServer]:
     server = KafkaServer()
     yield server

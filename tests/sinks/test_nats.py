@@ -1,6 +1,5 @@
 """Publishing to a stream of a NATS server."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,9 @@ from tests.stores.servers import until
 EVENT = Event(source="plain", body={"id": "1"}, raw=b'{"id": "1"}')
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture
-def stream(server: NatsServer) -> Stream:
-    return server.stream()
+def stream(nats: NatsServer) -> Stream:
+    return nats.stream()
 
 
 def stored(stream: Stream) -> list[Any]:
@@ -100,9 +92,9 @@ def test_no_such_subject(stream: Stream, to: To) -> None:
         to(f"{stream.base}?subject=nobody.has.it")(EVENT)
 
 
-def test_another_stream(server: NatsServer, stream: Stream, to: To) -> None:
+def test_another_stream(nats: NatsServer, stream: Stream, to: To) -> None:
     """A subject of another stream is a failure: the worker of the named stream would never get the event."""
-    other = server.stream()
+    other = nats.stream()
     with pytest.raises(RetryLater, match="expected stream does not match"):
         to(f"{stream.base}?subject={other.name}.calls")(EVENT)
     assert stored(other) == []
