@@ -29,7 +29,6 @@ _PACKAGE = "rabbitmq-server"
 _START_WITHIN = 60.0
 _STOP_WITHIN = 4.0
 LARGEST = 200_000  # bytes of a message
-_SUPERVISORS: list["subprocess.Popen[bytes]"] = []  # a Popen that is collected while its process runs is a warning
 
 # Messages larger than `LARGEST` are rejected. The files of the packages stay as they are: `erl` of the package only
 # works in /usr/lib, so a script in the folder of the server replaces it.
@@ -180,7 +179,6 @@ def shared(folder: Path) -> Iterator["Rabbit"]:
         fcntl.flock(users, fcntl.LOCK_SH)
         if not state.exists():
             supervisor = _supervise(folder, state)
-            _SUPERVISORS.append(supervisor)
         fcntl.flock(starting, fcntl.LOCK_UN)
         yield Rabbit(**json.loads(state.read_text()))
     if supervisor is not None:
