@@ -36,8 +36,30 @@ def test_a_journal_that_cannot_be_written(caplog: pytest.LogCaptureFixture) -> N
     def broken() -> Journal:
         raise StoreUnavailable("the disk is full")
 
-    GapLog(broken, "genesys", "crm").add("store", SINCE, UNTIL, "the store did not answer")
-    GapLog(None, "genesys", "crm").add("stopped", SINCE, UNTIL, "no listener ran")
+    with closing(GapLog(broken, "genesys", "crm")) as gaps:
+        gaps.add("store", SINCE, UNTIL, "the store did not answer")
+        assert not gaps.write_rest()
+    with closing(GapLog(None, "genesys", "crm")) as gaps:
+        gaps.add("stopped", SINCE, UNTIL, "no listener ran")
+        assert gaps.write_rest()
     logged = [record.getMessage() for record in caplog.records]
-    assert len(logged) == 3
-    assert logged[1] == "the journal has no row for this gap: the disk is full"
+    assert len(logged) == 4
+    assert logged[1] == "the journal has no row for this gap yet: the disk is full"
+    assert logged[2] == "the journal has no row for 1 gap: the disk is full"
+
+
+def test_a_journal_that_can_be_written_again(tmp_path: Path) -> None:
+    """The rows of gaps that could not be written are written later."""
+    url, failures = f"sqlite:///{tmp_path}/journal.db", [StoreUnavailable("the disk is full")] * 3
+
+    def opened() -> Journal:
+        if failures:
+            raise failures.pop()
+        return open_journal(url)
+
+    with closing(GapLog(opened, "genesys", "crm")) as gaps:
+        gaps.add("socket", SINCE, UNTIL, "the socket was lost")
+        gaps.add("store", SINCE, UNTIL, "the store did not answer")
+        assert [gaps.write_rest(), gaps.write_rest()] == [False, True]
+    with closing(open_journal(url, create=False)) as journal:
+        assert [row.kind for row in journal.rows(RowFilter(status=GAP))] == ["store", "socket"]
