@@ -468,12 +468,12 @@ class FakeGenesys:
                     sent += 1
         return sent
 
-    def drop(self) -> None:
-        """Cut all connections, without a closing handshake."""
+    def drop(self, id_: str | None = None) -> None:
+        """Cut the connection of a channel, or of all channels, without a closing handshake."""
 
         async def cut() -> None:
             for channel in self.channels.values():
-                if channel.socket is not None:
+                if channel.socket is not None and id_ in (None, channel.id):
                     channel.socket.transport.abort()
 
         self._in_loop(cut())

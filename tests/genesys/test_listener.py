@@ -1,5 +1,6 @@
 """The notification WebSocket as an ingress: channels, heartbeats, replacement, gaps, outages of the store, and stop."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, SettingError, StoreUnavailable
@@ -24,7 +26,7 @@ from tests.stores.servers import until
 USER = "8b0cd5f1-5a3f-4e57-9c11-a1f05f1a3a11"
 PRESENCE = f"v2.users.{USER}.presence"
 MEMBERS = f"v2.routing.queues.{USER}.users"
-QUICK = ListenTimes(lifetime=60, renew_before=10, overlap=0.2, silence=5, pong=1, mark_every=0.05)
+QUICK = ListenTimes(lifetime=60, renew_before=10, overlap=0.2, ping_every=0.1, silence=5, pong=1, mark_every=0.05)
 
 
 def presence(number: int) -> dict[str, Any]:
@@ -116,6 +118,12 @@ def handled(listening: Listening, count: int) -> None:
     assert len(listening.handled) == count
 
 
+def until_replaced(fake: FakeGenesys) -> None:
+    """Wait until the first channel is closed, and another one is read."""
+    first = next(iter(fake.channels.values()))
+    until(lambda: first.socket is None and len(fake.connected) == 1, "the first channel to be replaced")
+
+
 class TestReceiving:
     def test_an_event(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """An event of a topic runs once. A heartbeat is not an event. A clean stop leaves no subscription behind."""
@@ -195,7 +203,9 @@ class TestReplacement:
         """A channel is replaced before it ends. While both are read, each event arrives twice and runs once. No event
         is missed, and no gap is recorded."""
         fake.channel_life = 2.0
-        times = ListenTimes(lifetime=60, renew_before=1.2, overlap=0.5, silence=5, pong=1, mark_every=0.05)
+        times = ListenTimes(
+            lifetime=60, renew_before=1.2, overlap=0.5, ping_every=0.2, silence=5, pong=1, mark_every=0.05
+        )
         listening = listen(PRESENCE, MEMBERS, times=times)
         sent, copies = 0, 0
         ends = time.monotonic() + 3.2
@@ -214,11 +224,66 @@ class TestReplacement:
         """When Genesys announces that it closes the socket, the channel is replaced at once, without a gap."""
         listening = listen()
         fake.announce_closing()
-        until(lambda: fake.count("POST /api/v2/notifications/channels") == 2, "the next channel")
-        until(lambda: len(fake.connected) == 1 and len(fake.channels) == 2, "the old channel to be closed")
+        until_replaced(fake)
+        assert len(fake.channels) == 2
         fake.publish(PRESENCE, presence(1))
         handled(listening, 1)
         assert listening.gaps == []
+
+    def test_a_copy_that_is_admitted_later(
+        self, fake: FakeGenesys, listen: Callable[..., Listening], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While both channels are read, an event without a time runs once, even if the store is slow."""
+        monkeypatch.setattr("oncegate.genesys.listener._BATCH", 1)
+        monkeypatch.setattr("oncegate.genesys.listener._SAME_WITHIN", 300_000)
+        listening = listen(MEMBERS, times=replace(QUICK, overlap=1.0))
+        kind: Any = type(listening.store)
+        admit = kind.admit
+
+        def slow(store: Any, events: Any) -> Any:
+            time.sleep(0.5)
+            return admit(store, events)
+
+        fake.announce_closing()
+        until(lambda: len(fake.connected) == 2, "the next channel")
+        monkeypatch.setattr(kind, "admit", slow)
+        assert fake.publish(MEMBERS, {"id": "u-1", "joined": True}) == 2
+        until(lambda: listening.worker.figures.duplicates == 1, "the copy")
+        handled(listening, 1)
+
+    def test_the_next_channel_is_refused(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """While the next channel is refused, the old one is read. Each attempt uses the same channel."""
+        listening = listen()
+        subscribe = "PUT /api/v2/notifications/channels/{channelId}/subscriptions"
+        fake.fail(re.escape(subscribe), *[problem(403, "denied", "not now")] * 2, problem(400, "bad", "not now"))
+        fake.announce_closing()
+        until(lambda: fake.count(subscribe) >= 2, "the first attempt")
+        fake.publish(PRESENCE, presence(1))
+        handled(listening, 1)
+        until_replaced(fake)
+        assert (fake.count("POST /api/v2/notifications/channels"), listening.error, listening.gaps) == (2, None, [])
+
+    def test_a_channel_that_does_not_exist_any_more(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """If Genesys has removed the channel of an attempt, the next attempt makes another one."""
+        listening = listen()
+        subscribe = "PUT /api/v2/notifications/channels/{channelId}/subscriptions"
+        fake.fail(re.escape(subscribe), problem(404, "not.found", "no such channel"))
+        fake.announce_closing()
+        until_replaced(fake)
+        assert (len(fake.channels), listening.gaps) == (3, [])
+
+    def test_the_next_channel_is_lost(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """If the next channel is lost while the old one is still read, the old one stays, and no event is missed."""
+        listening = listen(times=replace(QUICK, overlap=0.6))
+        fake.announce_closing()
+        until(lambda: len(fake.connected) == 2, "the next channel")
+        fake.drop(list(fake.channels)[-1])
+        until(lambda: len(fake.connected) == 1, "the next channel to be lost")
+        fake.publish(PRESENCE, presence(1))
+        until_replaced(fake)
+        fake.publish(PRESENCE, presence(2))
+        handled(listening, 2)
+        assert (fake.lost, listening.gaps) == ([], [])
 
 
 class TestGaps:
@@ -245,12 +310,12 @@ class TestGaps:
     ) -> None:
         """Until the gap is in the journal, the mark stays at its begin: after a kill, the next start records it."""
         listening = listen()
-        until(lambda: listening.worker._mark.read() is not None, "the mark")
+        until(lambda: bool(listening.worker._mark.read()), "the mark")
         record, marks = listening.worker._gaps.add, list[tuple[int, int]]()
 
         def add(kind: Any, since: int, until_: int, why: str) -> None:
             time.sleep(0.3)  # the mark is written every 50 ms
-            marks.append((listening.worker._mark.read() or 0, since))
+            marks.append((listening.worker._mark.read()[PRESENCE], since))
             record(kind, since, until_, why)
 
         monkeypatch.setattr(listening.worker._gaps, "add", add)
@@ -258,21 +323,21 @@ class TestGaps:
         until(lambda: bool(listening.gaps), "the gap")
         ((mark, since),) = marks
         assert mark <= since
-        until(lambda: (listening.worker._mark.read() or 0) > since, "the mark after the gap")
+        until(lambda: listening.worker._mark.read()[PRESENCE] > since, "the mark after the gap")
 
     def test_a_socket_that_is_silent(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """A socket without heartbeats and without an answer to a ping is lost, although it is open."""
-        times = ListenTimes(lifetime=60, renew_before=10, overlap=0.1, silence=0.3, pong=0.2, mark_every=0.05)
+        times = replace(QUICK, silence=0.3)
         listening = listen(times=times)
         fake.is_silent = True
         until(lambda: fake.count("POST /api/v2/notifications/channels") >= 2, "the next channel")
         fake.is_silent = False
         until(lambda: bool(listening.gaps), "the gap")
-        assert "no frame and no pong for 0.5 s" in listening.gaps[0].reason
+        assert "no frame and no answer to a ping for 0.3 s" in listening.gaps[0].reason
 
     def test_a_quiet_socket_is_asked(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """A socket without frames that answers a ping is kept."""
-        times = ListenTimes(lifetime=60, renew_before=10, overlap=0.1, silence=0.1, pong=1, mark_every=0.05)
+        times = replace(QUICK, silence=0.2)
         listening = listen(times=times)
         time.sleep(0.5)
         fake.publish(PRESENCE, presence(1))
@@ -297,7 +362,7 @@ class TestGaps:
     def test_a_restart(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """The time in which no listener ran is a gap: from the last frame of the earlier run to the subscription."""
         first = listen()
-        until(lambda: first.worker._mark.read() is not None, "the mark")
+        until(lambda: bool(first.worker._mark.read()), "the mark")
         first.stop()
         assert fake.publish(PRESENCE, presence(1)) == 0
         until(lambda: not fake.connected, "the first listener to end")
@@ -306,10 +371,58 @@ class TestGaps:
         (gap,) = again.gaps
         assert (gap.kind, "did not run" in gap.reason, gap.at > (gap.since or 0)) == ("stopped", True, True)
 
+    def test_a_restart_with_another_topic(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """A restart with more topics records the gap of those that were received before."""
+        first = listen(PRESENCE)
+        until(lambda: bool(first.worker._mark.read()), "the mark")
+        first.stop()
+        until(lambda: not fake.connected, "the first listener to end")
+        again = listen(PRESENCE, MEMBERS)
+        until(lambda: bool(again.gaps), "the gap")
+        (gap,) = again.gaps
+        assert (gap.kind, f"the listener of 1 of 2 topics ({PRESENCE}) did not run" in gap.reason) == ("stopped", True)
+
+    def test_a_store_that_is_away_at_the_start(
+        self, fake: FakeGenesys, listen: Callable[..., Listening], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The end of the last run is read before it is overwritten, even if the store does not answer at first."""
+        first = listen()
+        until(lambda: bool(first.worker._mark.read()), "the mark")
+        first.stop()
+        until(lambda: not fake.connected, "the first listener to end")
+        failures = [StoreUnavailable("the disk is full")] * 2
+        read_mark = AliveMark.read
+
+        def failing(mark: AliveMark) -> dict[str, int]:
+            if failures:
+                raise failures.pop()
+            return read_mark(mark)
+
+        monkeypatch.setattr(AliveMark, "read", failing)
+        again = listen()
+        until(lambda: bool(again.gaps), "the gap")
+        assert again.gaps[0].kind == "stopped"
+
+    def test_a_topic_that_is_allowed_again(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """The time in which a topic was rejected is a gap. If the listener ends before, the next start records it."""
+        listening = listen(PRESENCE, MEMBERS)
+        until(lambda: len(listening.worker._mark.read()) == 2, "the mark")
+        fake.rejected[PRESENCE] = "presence:user:view"
+        fake.announce_closing()
+        until(lambda: len(fake.connected) == 1 and fake.connected[0].topics == {MEMBERS}, "the next channel")
+        time.sleep(0.3)  # the mark is written every 50 ms
+        mark = listening.worker._mark.read()
+        assert mark[MEMBERS] - mark[PRESENCE] > 100_000
+        fake.rejected.clear()
+        fake.announce_closing()
+        until(lambda: bool(listening.gaps), "the gap")
+        (gap,) = listening.gaps
+        assert (gap.kind, f"rejected the topic {PRESENCE}" in gap.reason) == ("rejected", True)
+
     def test_the_first_start(self, listen: Callable[..., Listening]) -> None:
         """The first start with these topics has no gap."""
         listening = listen()
-        until(lambda: listening.worker._mark.read() is not None, "the mark")
+        until(lambda: bool(listening.worker._mark.read()), "the mark")
         assert listening.gaps == []
 
 
@@ -341,6 +454,62 @@ class TestStore:
         (gap,) = listening.gaps
         assert (gap.kind, "waited in memory" in gap.reason) == ("store", True)
 
+    def test_a_socket_that_is_lost_meanwhile(
+        self, fake: FakeGenesys, listen: Callable[..., Listening], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """If so many frames wait that nothing is read, nobody knows when the socket was lost. The gap begins at the
+        last answer to a ping, although frames of the lost socket are read later."""
+        monkeypatch.setattr("oncegate.genesys.listener._MOST_WAITING", 2)
+        monkeypatch.setattr("oncegate.genesys.listener._BATCH", 1)
+        listening = listen()
+        may_admit = threading.Event()
+        kind: Any = type(listening.store)
+        admit = kind.admit
+
+        def waiting(store: Any, events: Any) -> Any:
+            may_admit.wait(20)
+            return admit(store, events)
+
+        monkeypatch.setattr(kind, "admit", waiting)
+        for number in range(6):
+            fake.publish(PRESENCE, presence(number))
+        until(lambda: len(listening.worker._unstored) == 4, "the frames that wait")
+        time.sleep(0.3)  # a ping is sent every 100 ms
+        lost_at = time.time_ns() // 1_000
+        fake.drop()
+        fake.publish(PRESENCE, presence(6))
+        time.sleep(0.3)
+        may_admit.set()
+        until(lambda: bool(listening.gaps), "the gap")
+        (gap,) = listening.gaps
+        assert (gap.kind, fake.lost) == ("socket", [PRESENCE])
+        assert (gap.since or 0) < lost_at
+        handled(listening, 6)
+
+    def test_an_event_that_another_worker_runs(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """An event whose claim another worker holds waits. Later events do not wait for it."""
+        listening = listen()
+        started, may_end = threading.Event(), threading.Event()
+
+        def slow(event: Event) -> None:
+            started.set()
+            may_end.wait(20)
+
+        with closing(Gate(listening.store, remember=None, breaker=None)) as other:
+            frame = {"topicName": PRESENCE, "version": "2", "eventBody": presence(1)}
+            elsewhere = threading.Thread(target=other.run, args=(frame, slow))
+            elsewhere.start()
+            assert started.wait(10)
+            fake.publish(PRESENCE, presence(1))
+            fake.publish(PRESENCE, presence(2))
+            handled(listening, 1)
+            assert listening.worker.figures.in_hand == 1
+            may_end.set()
+            elsewhere.join()
+            until(lambda: listening.worker.figures.duplicates == 1, "the event to be a duplicate")
+        until(lambda: listening.worker.figures.in_hand == 0, "the frames to be stored")
+        handled(listening, 1)
+
 
 class TestStart:
     def test_a_rejected_topic(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
@@ -364,6 +533,14 @@ class TestStart:
         until(lambda: len(fake.connected) == 1 and MEMBERS in fake.connected[0].topics, "the next channel")
         fake.publish(MEMBERS, {"id": "u", "joined": True})
         handled(listening, 1)
+
+    def test_a_request_that_is_refused(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
+        """What Genesys refuses at the start ends the listener: a retry would be refused, too."""
+        fake.fail("POST /api/v2/notifications/channels", problem(400, "bad.request", "not like this"))
+        listening = listen(waits=False)
+        listening.join()
+        assert isinstance(listening.error, QueueError)
+        assert "not like this" in str(listening.error)
 
     def test_wrong_credentials(self, fake: FakeGenesys, listen: Callable[..., Listening]) -> None:
         """A login that is refused ends the listener."""

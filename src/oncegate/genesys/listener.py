@@ -8,11 +8,12 @@ have been missed is recorded as a gap, with its beginning and its end.
 import asyncio
 import logging
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -25,11 +26,12 @@ from oncegate.clocks import Clock, since_boot, wall
 from oncegate.durations import times as counted
 from oncegate.errors import GenesysError, QueueError, SettingError, StoreError
 from oncegate.events import Event
-from oncegate.gate import Gate
-from oncegate.genesys.client import GenesysDenied
+from oncegate.gate import Gate, Outcome
+from oncegate.genesys.client import GenesysDenied, GenesysMissing, GenesysUnavailable
 from oncegate.genesys.notifications import (
     MOST_CHANNELS,
     MOST_TOPICS,
+    Channel,
     ChannelReader,
     ListenTimes,
     NotificationApi,
@@ -48,12 +50,13 @@ _MOST_WAITING: Final = 1_000  # frames in memory; then nothing is read from the 
 _BATCH: Final = 100
 _MOST_LANES: Final = MOST_CHANNELS // 2  # each lane has two channels while one replaces the other
 _SAME_WITHIN: Final = 2_000_000  # microseconds
-_MARK_RETENTION: Final = 30 * 86_400 * 1_000_000
+_MARK_RETENTION: Final = 366 * 86_400 * 1_000_000
 _RETRY_STORE: Final = (0.2, 5.0)  # seconds
+_SHOWN_TOPICS: Final = 3
 _RELEASE_WITHIN: Final = 5.0  # seconds
 
 
-class Frame(Struct, frozen=True):
+class Frame(Struct, frozen=True, eq=False):
     """A frame, the channel on which it arrived, and when. `since` is the time at which the channel was opened."""
 
     raw: bytes
@@ -91,22 +94,35 @@ class ArrivalTimes:
 
 
 class AliveMark:
-    """The time until which everything was received and stored, in a document of the store. After a restart it tells
-    since when nothing was received, even if the process was killed."""
+    """For each topic, the time until which everything was received and stored, in a document of the store. After a
+    restart it tells since when nothing was received, even if the process was killed or the topics are others."""
 
     def __init__(self, store: Store, namespace: str, region: str, topics: Sequence[str]) -> None:
         self._store = store
-        self._address = Address(namespace, content_digest(["genesys.listen", region, sorted(topics)]))
+        self._addresses = {
+            topic: Address(namespace, content_digest(["genesys.listen", region, topic])) for topic in topics
+        }
 
-    def read(self) -> int | None:
-        (found,) = self._store.load([self._address])
-        return None if found.body is None else int(msgspec.json.decode(found.body))
+    def read(self) -> dict[str, int]:
+        """The times of the topics that were received before."""
+        found = self._store.load(list(self._addresses.values()))
+        return {
+            topic: int(msgspec.json.decode(document.body))
+            for topic, document in zip(self._addresses, found, strict=True)
+            if document.body is not None
+        }
 
-    def write(self, at: int) -> None:
-        (found,) = self._store.load([self._address])
-        if found.body is None or int(msgspec.json.decode(found.body)) < at:
-            where, body = self._address, msgspec.json.encode(at)
-            self._store.swap([Change(where.namespace, where.key, found.version, body, _MARK_RETENTION)])
+    def write(self, at: int, topics: Collection[str]) -> None:
+        """Set the times of these topics. A time never goes back."""
+        addresses = [self._addresses[topic] for topic in topics]
+        body = msgspec.json.encode(at)
+        self._store.swap(
+            [
+                Change(address.namespace, address.key, document.version, body, _MARK_RETENTION)
+                for address, document in zip(addresses, self._store.load(addresses), strict=True)
+                if document.body is None or int(msgspec.json.decode(document.body)) < at
+            ]
+        )
 
 
 class NotificationWorker:
@@ -142,7 +158,8 @@ class NotificationWorker:
         self._lanes = [_Lane(api, part, times, gaps, self._receive, self._threads, clock) for part in parts]
         self._arrivals = ArrivalTimes()
         self._counts: Counter[str] = Counter()
-        self._admitting = 0
+        self._unstored: dict[Frame, None] = {}  # that were received, the oldest first
+        self._in_flight: set[asyncio.Task[None]] = set()
         self._outage_since: int | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -173,7 +190,7 @@ class NotificationWorker:
     def figures(self) -> Figures:
         """The figures of the inbox. `received` counts the frames of all channels."""
         figures, duplicates = self._inbox.figures, self._counts["duplicates"]
-        in_hand = figures.in_hand + self._admitting
+        in_hand = figures.in_hand + len(self._unstored)
         return replace(figures, received=self._counts["received"], duplicates=duplicates, in_hand=in_hand)
 
     @property
@@ -191,11 +208,11 @@ class NotificationWorker:
         try:
             await asyncio.wait([inbox, admitter, marker, *lanes, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            alive = self._alive_at
+            received = self._received
             for task in (marker, stopped, *lanes):
                 task.cancel()
             ended = await asyncio.gather(*lanes, marker, return_exceptions=True)
-            await self._store_rest(admitter, alive)
+            await self._store_rest(admitter, received)
             self._inbox.stop()
             ended += await asyncio.gather(inbox, admitter, return_exceptions=True)
             self._threads.close()
@@ -203,22 +220,26 @@ class NotificationWorker:
             if isinstance(error, Exception):
                 raise error
 
-    async def _store_rest(self, admitter: "asyncio.Task[None]", alive: int | None) -> None:
+    async def _store_rest(self, admitter: "asyncio.Task[None]", received: Mapping[str, int]) -> None:
         """Admit the frames that were received, for at most the drain time. If all were stored, the next start knows
         that nothing is missing until now."""
         if not admitter.done():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._drain):
                     await self._frames.join()
-                    if alive is not None:
-                        await self._threads.call(self._write_mark, alive)
-        admitter.cancel()
-        if left := self._frames.qsize() + self._admitting:
-            _log.error("%s could not be stored before the end; the next start records the gap", counted(left, "frame"))
+                    await asyncio.gather(*self._in_flight)
+                    await self._threads.call(self._write_mark, received)
+        for task in (admitter, *self._in_flight):
+            task.cancel()
+        if self._unstored:
+            left = counted(len(self._unstored), "frame")
+            _log.error("%s could not be stored before the end; the next start records the gap", left)
 
     async def _receive(self, reader: ChannelReader, raw: bytes) -> None:
         self._counts["received"] += 1
-        await self._frames.put(Frame(raw, reader.channel.id, self._clock(), reader.opened_at))
+        frame = Frame(raw, reader.channel.id, self._clock(), reader.opened_at)
+        self._unstored[frame] = None
+        await self._frames.put(frame)
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,12 +248,13 @@ class NotificationWorker:
             frames = [await self._frames.get()]
             while len(frames) < _BATCH and not self._frames.empty():
                 frames.append(self._frames.get_nowait())
-            self._admitting = len(frames)
-            await self._admit([event for frame in frames for event in self._events(frame)])
-            self._admitting = 0
-            self._arrivals.forget(self._clock())
+            in_flight = await self._admit([(event, frame) for frame in frames for event in self._events(frame)])
+            self._arrivals.forget(frames[-1].at)
+            self._note_stored(frames, except_for=[frame for _, frame in in_flight])
             for _ in frames:
                 self._frames.task_done()
+            if in_flight:
+                await self._admit_later(in_flight)
 
     def _events(self, frame: Frame) -> list[Event]:
         """The events of a frame. An event without a time gets the time of its arrival as the time at which it was sent,
@@ -247,76 +269,128 @@ class NotificationWorker:
         arrived = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=self._arrivals.of(content, frame))
         return self._read(msgspec.json.encode({**document, "timestamp": arrived}))
 
-    async def _admit(self, events: list[Event]) -> None:
-        """Admit events. While the store does not answer, they wait in memory, and then nothing is read."""
-        pauses = Backoff(*_RETRY_STORE)
-        while events:
+    def _note_stored(self, frames: Sequence[Frame], except_for: Collection[Frame] = ()) -> None:
+        for frame in set(frames).difference(except_for):
+            self._unstored.pop(frame, None)
+
+    async def _admit_later(self, waiting: "list[_Waiting]") -> None:
+        """Admit events again that another worker runs now. The others go on meanwhile, unless too many wait."""
+        task = asyncio.create_task(self._admit_until_stored(waiting))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        if len(self._in_flight) * _BATCH > _MOST_WAITING:
+            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _admit_until_stored(self, waiting: "list[_Waiting]") -> None:
+        pauses, frames = Backoff(*_RETRY_STORE), [frame for _, frame in waiting]
+        while waiting:
+            await asyncio.sleep(pauses.next_pause())
+            waiting = await self._admit(waiting)
+        self._note_stored(frames)
+
+    async def _admit(self, waiting: "list[_Waiting]") -> "list[_Waiting]":
+        """Admit events, and return those that another worker runs now. While the store does not answer, all wait in
+        memory, and then nothing is read."""
+        pauses, in_flight = Backoff(*_RETRY_STORE), list[_Waiting]()
+        while waiting:
             # During an outage only one event is tried, so that the log does not repeat all of them.
-            tried = events if self._outage_since is None else events[:1]
+            tried = waiting if self._outage_since is None else waiting[:1]
             try:
-                refused = await self._refused(tried)
+                outcomes = await self._outcomes([event for event, _ in tried])
             except StoreError as error:
                 self._store_failed(str(error))
-                refused = tried
-            if not refused:
-                await self._store_answered(len(events))
-            events = [*refused, *events[len(tried) :]]
-            if refused:
+                failed = tried
+            else:
+                refused = [(each, outcome) for each, outcome in zip(tried, outcomes, strict=True) if _refused(outcome)]
+                in_flight += [each for each, outcome in refused if outcome.status == "in_flight"]
+                failed = [each for each, outcome in refused if outcome.status != "in_flight"]
+                for _, outcome in refused:
+                    if outcome.status != "in_flight":
+                        self._store_failed(outcome.discreet)
+            if not failed:
+                await self._store_answered()
+            waiting = [*failed, *waiting[len(tried) :]]
+            if failed:
                 await asyncio.sleep(pauses.next_pause())
+        return in_flight
 
-    async def _refused(self, events: list[Event]) -> list[Event]:
-        """Admit events. Returns those that were not stored."""
+    async def _outcomes(self, events: list[Event]) -> list[Outcome]:
         outcomes = await self._inbox.admit(events)
         if any(outcome.status == "invalid" for outcome in outcomes):
             outcomes = await self._threads.call(keep_refused, outcomes, self._gate.keep)
         self._counts["duplicates"] += sum(outcome.status == "duplicate" for outcome in outcomes)
-        refused = [outcome for outcome in outcomes if not outcome.acked and outcome.kept is None]
-        if failed := [outcome for outcome in refused if outcome.status != "in_flight"]:
-            self._store_failed(failed[0].discreet)
-        return [outcome.event for outcome in refused]
+        return outcomes
 
     def _store_failed(self, reason: str) -> None:
         if self._outage_since is None:
             self._outage_since = self._clock()
             _log.warning("frames cannot be stored (%s); they wait in memory until the store answers", reason)
 
-    async def _store_answered(self, waiting: int) -> None:
+    async def _store_answered(self) -> None:
         if self._outage_since is None:
             return
         since, self._outage_since = self._outage_since, None
-        held = counted(waiting + self._frames.qsize(), "frame")
-        why = f"the store did not answer; {held} waited in memory"
+        why = f"the store did not answer; {counted(len(self._unstored), 'frame')} waited in memory"
         await self._threads.call(self._gaps.add, "store", since, self._clock(), why)
 
     # ── the mark ──────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def _alive_at(self) -> int | None:
-        """The time until which all lanes received; None while a lane was never connected."""
-        times = [lane.alive_at for lane in self._lanes]
-        return None if None in times else min(filter(None, times))
+    def _received(self) -> dict[str, int]:
+        """For each topic that is subscribed, the time until which everything was received."""
+        return {topic: at for lane in self._lanes for topic, at in lane.received.items()}
+
+    @property
+    def _stored(self) -> dict[str, int]:
+        """For each topic that is subscribed, the time until which everything was received and stored."""
+        oldest = next(iter(self._unstored), None)
+        received = self._received
+        return received if oldest is None else {topic: min(at, oldest.at) for topic, at in received.items()}
 
     async def _mark_regularly(self) -> None:
         await self._record_time_stopped()
         while True:
-            alive = self._alive_at
-            if alive is not None and self._frames.empty() and not self._admitting:
-                await self._threads.call(self._write_mark, alive)
+            # After a kill, the mark tells the next start about gaps that are not in the journal.
+            if await self._threads.call(self._gaps.write_rest):
+                await self._threads.call(self._write_mark, self._stored)
             await asyncio.sleep(self._times.mark_every)
 
     async def _record_time_stopped(self) -> None:
-        """When all lanes are connected for the first time, record the time since the last run as a gap."""
-        before: int | None = None
-        with suppress(StoreError):
-            before = await self._threads.call(self._mark.read)
-        live = [await lane.first_live() for lane in self._lanes]
-        if before is not None:
-            why = "the listener of these topics did not run, or it could not store what it received"
-            await self._threads.call(self._gaps.add, "stopped", before, max(live), why)
+        """When all lanes are connected for the first time, record the time since the last run as a gap. Topics that
+        were received until different times have different gaps."""
+        before = await self._read_mark()
+        live = {topic: at for lane in self._lanes for topic, at in (await lane.first_live()).items()}
+        stopped_at = defaultdict[int, list[str]](list)
+        for topic, at in before.items():
+            stopped_at[at].append(topic)
+        for at, topics in sorted(stopped_at.items()):
+            named = _named(topics, len(live))
+            why = f"the listener of {named} did not run, or it could not store what it received"
+            await self._threads.call(self._gaps.add, "stopped", at, max(live[topic] for topic in topics), why)
 
-    def _write_mark(self, at: int) -> None:
+    async def _read_mark(self) -> dict[str, int]:
+        """Read the mark before it is written for the first time. Without it, a gap would be lost."""
+        pauses = Backoff(*_RETRY_STORE)
+        while True:
+            with suppress(StoreError):
+                return dict(await self._threads.call(self._mark.read))
+            await asyncio.sleep(pauses.next_pause())
+
+    def _write_mark(self, received: Mapping[str, int]) -> None:
+        at_of = defaultdict[int, list[str]](list)
+        for topic, at in received.items():
+            at_of[at].append(topic)
         with suppress(StoreError):  # the outage is logged where frames are stored
-            self._mark.write(at)
+            for at, topics in at_of.items():
+                self._mark.write(at, topics)
+
+
+# An event that is to be admitted, and its frame.
+_Waiting: TypeAlias = tuple[Event, Frame]
+
+
+def _refused(outcome: Outcome) -> bool:
+    return not outcome.acked and outcome.kept is None
 
 
 class _Lane:
@@ -334,24 +408,28 @@ class _Lane:
     ) -> None:
         self._api, self._topics, self._times = api, topics, times
         self._gaps, self._on_frame, self._threads, self._clock = gaps, on_frame, threads, clock
-        self._outage = OutageLogger(since_boot)
+        self._outage = OutageLogger(since_boot, "it is tried again")
+        self._unused: Channel | None = None  # the channel of an attempt that has failed
         self._readers: list[ChannelReader] = []
+        self._rejected_since: dict[str, int] = {}  # topics that were allowed before
         self._first = asyncio.Event()
         self._first_live = 0
 
     @property
-    def alive_at(self) -> int | None:
-        """The time until which everything was received; None if no channel was opened yet. While a channel is replaced,
-        its own last frame counts: it may be lost, and then a gap begins there that is not recorded yet."""
-        return min((reader.alive_at for reader in self._readers), default=None)
+    def received(self) -> dict[str, int]:
+        """For each topic that is subscribed, the time until which everything was received. While a channel is replaced,
+        its own time counts: it may be lost, and then a gap begins there that is not recorded yet."""
+        at = min((reader.alive_at for reader in self._readers), default=None)
+        return {} if at is None else {topic: at for topic in self._topics if topic not in self._rejected_since}
 
-    async def first_live(self) -> int:
+    async def first_live(self) -> dict[str, int]:
+        """Wait for the first subscription. Returns its time, for each topic."""
         await self._first.wait()
-        return self._first_live
+        return dict.fromkeys(self._topics, self._first_live)
 
     async def run(self) -> None:
         try:
-            current = await self._open_until_live(first=True)
+            current = await self._open_until_live()
             self._first_live = current.live_since
             self._first.set()
             while True:
@@ -364,44 +442,70 @@ class _Lane:
     async def _replace(self, old: ChannelReader) -> ChannelReader:
         """Open the next channel. If the old channel does not answer when the next one is live, events may have been
         missed in between."""
-        new = await self._open_until_live()
+        new = await self._open_until_live(old)
         if await old.is_alive():
             await asyncio.sleep(self._times.overlap)
+            if new.is_lost and not old.is_lost:
+                await self._close(new)
+                return old
         else:
             why = f"the notification socket was lost ({old.reason or 'it did not answer a ping'})"
             await self._threads.call(self._gaps.add, "socket", old.alive_at, new.live_since, why)
         await self._close(old)
         return new
 
-    async def _open_until_live(self, *, first: bool = False) -> ChannelReader:
-        """Open a channel, with retries. What a retry cannot change is an error: no permission, or at the start a topic
-        that is rejected."""
+    async def _open_until_live(self, old: ChannelReader | None = None) -> ChannelReader:
+        """Open a channel, with retries. What a retry cannot change is an error at the start. Later it is an error only
+        when nothing is received any more."""
         while True:
             try:
-                reader = await self._open(first)
-            except GenesysDenied as error:
-                raise QueueError(str(error)) from error
+                reader = await self._open(is_first=old is None)
             except GenesysError as error:
+                is_permanent = isinstance(error, GenesysDenied)
+                if old is None:
+                    is_permanent = not isinstance(error, GenesysMissing | GenesysUnavailable)
+                if is_permanent and (old is None or old.is_lost):
+                    raise QueueError(str(error)) from error
                 self._outage.failed(f"no notification channel can be opened ({error})")
                 await asyncio.sleep(self._outage.pause)
                 continue
             self._outage.succeeded("notification channels can be opened")
             return reader
 
-    async def _open(self, first: bool) -> ChannelReader:
-        channel = await self._threads.call(self._api.create)
+    async def _open(self, *, is_first: bool) -> ChannelReader:
+        """Open a channel. If this fails, the channel is used for the next attempt: a client can have 20 channels, and
+        Genesys closes the oldest for one more."""
+        channel = self._unused
+        if channel is None or time.monotonic() > (channel.begun + channel.ends) / 2:
+            channel = self._unused = await self._threads.call(self._api.create)
         reader = ChannelReader(channel, self._times, self._on_frame, self._clock)
+        rejected: list[Rejection] = []
 
         async def subscribe() -> None:
-            rejected = await self._threads.call(self._api.subscribe, channel, self._topics)
-            if rejected and (first or len(rejected) == len(self._topics)):
-                raise QueueError(_rejections(rejected, len(self._topics)))
-            if rejected:
-                _log.error("%s", _rejections(rejected, len(self._topics)))
+            rejected[:] = await self._threads.call(self._api.subscribe, channel, self._topics)
+            if rejected and (is_first or len(rejected) == len(self._topics)):
+                raise GenesysDenied(_rejections(rejected, len(self._topics)))
 
-        await reader.open(subscribe)
+        try:
+            await reader.open(subscribe)
+        except GenesysMissing:
+            self._unused = None
+            raise
+        self._unused = None
         self._readers.append(reader)
+        await self._note_rejected(rejected, reader.live_since)
         return reader
+
+    async def _note_rejected(self, rejected: Sequence[Rejection], now: int) -> None:
+        """Log topics that are rejected now, and record the gap of those that are allowed again. If the listener ends
+        before that, the mark tells the next start about it."""
+        if rejected:
+            _log.error("%s", _rejections(rejected, len(self._topics)))
+        before = self._rejected_since
+        self._rejected_since = {each.topic: before.get(each.topic, now) for each in rejected}
+        for topic in before.keys() - self._rejected_since.keys():
+            why = f"Genesys Cloud rejected the topic {topic}"
+            await self._threads.call(self._gaps.add, "rejected", before[topic], now, why)
 
     async def _close(self, reader: ChannelReader) -> None:
         self._readers.remove(reader)
@@ -415,3 +519,11 @@ def _rejections(rejected: Sequence[Rejection], count: int) -> str:
     listed = "; ".join(f"{each.topic} ({each.reason})" for each in rejected[:10])
     more = f"; and {len(rejected) - 10} more" if len(rejected) > 10 else ""
     return f"Genesys Cloud rejected {len(rejected)} of {counted(count, 'topic')}: {listed}{more}"
+
+
+def _named(topics: Sequence[str], count: int) -> str:
+    """Topics in a sentence: all `count` topics, or some of them."""
+    if len(topics) == count:
+        return "these topics"
+    more = ", …" if len(topics) > _SHOWN_TOPICS else ""
+    return f"{len(topics)} of {counted(count, 'topic')} ({', '.join(topics[:_SHOWN_TOPICS])}{more})"

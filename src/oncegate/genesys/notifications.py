@@ -2,18 +2,19 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from oncegate.clocks import Clock, wall
 from oncegate.errors import GenesysError
-from oncegate.genesys.client import GenesysClient, GenesysUnavailable
+from oncegate.genesys.client import GenesysClient, GenesysMissing, GenesysUnavailable
 from oncegate.times import microseconds_of, moment
 
 MOST_TOPICS: Final = 1_000  # of one channel
@@ -23,20 +24,23 @@ _CHANNELS: Final = "/api/v2/notifications/channels"
 _METADATA: Final = "channel.metadata"
 _CLOSING: Final = "v2.system.socket_closing"
 _PING: Final = '{"message":"ping"}'
+_PONG: Final = "pong"
 _LARGEST_FRAME: Final = 4 * 1024 * 1024  # bytes
 _CONNECT_WITHIN: Final = 20.0  # seconds
-
-End: TypeAlias = Literal["due", "closing", "lost"]
+_LOOK: Final = 0.05  # seconds between two checks of whether a ping was answered
+_SERVER_ERROR: Final = 500
 
 
 class ListenTimes(Struct, frozen=True):
     """The times of a listener, in seconds. A channel is replaced `renew_before` its end, or after `lifetime` if Genesys
-    does not say when it ends. Both channels are read for `overlap`. After `silence` without a frame, a ping is sent;
-    Genesys sends a heartbeat every 30 s. A socket without an answer within `pong` is lost."""
+    does not say when it ends. Both channels are read for `overlap`, if the old one answers a ping within `pong`. A ping
+    is sent every `ping_every`, and Genesys sends a heartbeat every 30 s. A socket without any frame for `silence` is
+    lost."""
 
     lifetime: float = 24 * 3_600.0
     renew_before: float = 3_600.0
     overlap: float = 10.0
+    ping_every: float = 15.0
     silence: float = 45.0
     pong: float = 10.0
     mark_every: float = 10.0
@@ -113,7 +117,9 @@ class ChannelReader:
     """Reads the frames of one channel, and tells when and why this ends.
 
     `on_frame` gets each event frame with the reader; while it waits, nothing is read. `live_since` is the time from
-    which no event of the topics is missed, and `alive_at` is the time of the last frame, in microseconds since 1970."""
+    which no event of the topics is missed, and `alive_at` is the time until which everything was received, in
+    microseconds since 1970. Only the answer to a ping proves this: it comes after all frames that were sent before it.
+    A frame proves nothing, because it may have waited in this machine while the socket was lost."""
 
     def __init__(
         self,
@@ -129,15 +135,18 @@ class ChannelReader:
         self._socket: ClientConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._heard = asyncio.Event()
+        self._is_held = False  # whether a frame waits in `on_frame`
+        self._pings: deque[int] = deque()  # when the pings were sent that have no answer yet
+        self._pinged_at = 0.0
+        self._answered = self._sent = 0  # the number of pings
         self.opened_at = 0
         self.live_since = 0
         self.alive_at = 0
         self.reason = ""
 
     async def open(self, subscribe: Callable[[], Any]) -> None:
-        """Connect, then call `subscribe`: an event after the subscription is received. Raises GenesysUnavailable if the
-        socket cannot be opened."""
+        """Connect, then call `subscribe`: an event after the subscription is received. Raises GenesysMissing if the
+        channel does not exist any more, and GenesysUnavailable if the socket cannot be opened."""
         try:
             self._socket = await connect(
                 self.channel.uri,
@@ -147,8 +156,11 @@ class ChannelReader:
                 proxy=None,
             )
         except (OSError, TimeoutError, WebSocketException) as error:
-            raise GenesysUnavailable(f"the WebSocket cannot be opened ({_name_of(error)})") from error
+            is_missing = isinstance(error, InvalidStatus) and error.response.status_code < _SERVER_ERROR
+            failed = GenesysMissing if is_missing else GenesysUnavailable
+            raise failed(f"the WebSocket cannot be opened ({_name_of(error)})") from error
         self.opened_at = self._clock()
+        self._pinged_at = time.monotonic()
         self._task = asyncio.create_task(self._read(self._socket))
         try:
             await subscribe()
@@ -157,7 +169,7 @@ class ChannelReader:
             raise
         self.alive_at = self.live_since = self._clock()
 
-    async def ended(self) -> End:
+    async def ended(self) -> None:
         """Wait until the channel is due for replacement, Genesys announces its end, or the socket is lost."""
         assert self._task is not None  # noqa: S101  # `open` was called
         # A short life must not lead to a new channel every few seconds.
@@ -165,26 +177,21 @@ class ChannelReader:
         due = self.channel.ends - before - time.monotonic()
         notice = asyncio.create_task(self._closing.wait())
         try:
-            done, _ = await asyncio.wait(
-                [self._task, notice], timeout=max(due, 0.0), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait([self._task, notice], timeout=max(due, 0.0), return_when=asyncio.FIRST_COMPLETED)
         finally:
             notice.cancel()
-        if self._task in done:
-            return "lost"
-        return "closing" if notice in done else "due"
 
     async def is_alive(self) -> bool:
-        """Ask for a sign of life. A connection can be dead for minutes before the system reports it."""
-        if self._socket is None or self.is_lost:
+        """Ask for a sign of life: a connection can be dead for minutes before the system reports it. While a frame
+        waits to be stored, no answer can be read; this time does not count."""
+        if self._socket is None:
             return False
-        self._heard.clear()
-        with suppress(OSError, WebSocketException, TimeoutError):
-            await self._socket.send(_PING)
-            async with asyncio.timeout(self._times.pong):
-                await self._heard.wait()
-                return True
-        return False
+        await self._ping(self._socket)
+        number, waited = self._sent, 0.0
+        while self._answered < number and not self.is_lost and waited < self._times.pong:
+            await asyncio.sleep(_LOOK)
+            waited += 0 if self._is_held else _LOOK
+        return self._answered >= number
 
     @property
     def is_lost(self) -> bool:
@@ -202,41 +209,68 @@ class ChannelReader:
         try:
             while True:
                 frame = await self._next_frame(socket)
-                self.alive_at = self._clock()
-                self._heard.set()
                 raw = frame.encode() if isinstance(frame, str) else frame
-                topic = _topic_of(raw)
-                if topic == _CLOSING:
+                named = _named(raw)
+                if named.topicName == _CLOSING:
                     self._closing.set()
-                elif topic != _METADATA:
+                elif named.topicName != _METADATA:
+                    self._is_held = True
                     await self._on_frame(self, raw)
+                    self._is_held = False
+                elif _message_of(named.eventBody) == _PONG:
+                    self._note_answer()
         except (WebSocketException, OSError, TimeoutError) as error:
             self.reason = _name_of(error)
 
     async def _next_frame(self, socket: ClientConnection) -> str | bytes:
-        try:
-            async with asyncio.timeout(self._times.silence):
-                return await socket.recv()
-        except TimeoutError:
+        every, silent = self._times.ping_every, 0.0
+        while silent < self._times.silence:
+            if time.monotonic() - self._pinged_at >= every:
+                await self._ping(socket)
+            try:
+                async with asyncio.timeout(every):
+                    return await socket.recv()
+            except TimeoutError:  # count the waits, not the time: the process may have been stopped meanwhile
+                silent += every
+        raise TimeoutError(f"no frame and no answer to a ping for {self._times.silence:g} s")
+
+    async def _ping(self, socket: ClientConnection) -> None:
+        self._pinged_at = time.monotonic()
+        self._pings.append(self._clock())
+        self._sent += 1
+        with suppress(OSError, WebSocketException):  # `recv` returns the frames that are left, and then raises
             await socket.send(_PING)
-        try:
-            async with asyncio.timeout(self._times.pong):
-                return await socket.recv()
-        except TimeoutError:
-            silent = self._times.silence + self._times.pong
-            raise TimeoutError(f"no frame and no pong for {silent:g} s") from None
+
+    def _note_answer(self) -> None:
+        """Genesys answers pings in order. If it left one out, `alive_at` would be too early, never too late."""
+        if self._pings:
+            self.alive_at = max(self.alive_at, self._pings.popleft())
+            self._answered += 1
 
 
 class _Named(Struct):
-    topicName: Any = None  # noqa: N815  # the name in the frame
+    topicName: Any = None  # noqa: N815  # the names in the frame
+    eventBody: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815
 
 
-_decode: Final = msgspec.json.Decoder(_Named).decode
+class _Message(Struct):
+    message: Any = None
 
 
-def _topic_of(raw: bytes) -> Any:
+_decode_names: Final = msgspec.json.Decoder(_Named).decode
+_decode_message: Final = msgspec.json.Decoder(_Message).decode
+
+
+def _named(raw: bytes) -> _Named:
     try:
-        return _decode(raw).topicName
+        return _decode_names(raw)
+    except msgspec.MsgspecError:
+        return _Named()
+
+
+def _message_of(body: msgspec.Raw) -> Any:
+    try:
+        return _decode_message(body).message
     except msgspec.MsgspecError:
         return None
 

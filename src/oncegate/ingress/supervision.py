@@ -39,10 +39,12 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class OutageLogger:
-    """Tracks an outage of a store or a queue: its beginning, its end, and the pause before the next request."""
+    """Tracks an outage of a store or a queue: its beginning, its end, and the pause before the next request. The log
+    says at the beginning what follows from the outage."""
 
-    def __init__(self, boot: Clock) -> None:
+    def __init__(self, boot: Clock, consequence: str = "nothing is received until this ends") -> None:
         self._boot = boot
+        self._consequence = consequence
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._began_at: int | None = None
         self._failed_at = 0  # the time of the last failure
@@ -65,7 +67,7 @@ class OutageLogger:
             return
         if self._began_at is None:
             self._began_at = now
-            _log.warning("%s; nothing is received until this ends", reason)
+            _log.warning("%s; %s", reason, self._consequence)
         self._paused_until = now + int(self._backoff.next_pause())
 
     def succeeded(self, what: str, sent_at: int | None = None) -> None:
