@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import psycopg
+
 _START_WITHIN = 60.0  # seconds
 _STOP_WITHIN = 40.0
 
@@ -127,9 +129,17 @@ def postgres(folder: Path) -> tuple[Part, str]:
     subprocess.run([*initdb, "--no-sync"], check=True, capture_output=True, cwd=folder, **account)  # noqa: S603
     options = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "fsync=off")  # a killed server loses nothing
     command = [str(programs / "postgres"), "-D", data, "-p", str(port), *(f"-c{option}" for option in options)]
-    return Part("postgres", command, folder, lambda: is_listening(port), account=account), (
-        f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    )
+    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    return Part("postgres", command, folder, lambda: _accepts_connections(url), account=account), url
+
+
+def _accepts_connections(url: str) -> bool:
+    """A Postgres that is about to exit, because the children of the killed one still live, may listen for a moment."""
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 # ── buses ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ in Postgres with the events that were sent.
 
 import argparse
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -151,11 +152,10 @@ def kill(parts: list[Part], traffic: "Traffic", given: argparse.Namespace) -> No
     chance = random.Random(given.seed)  # noqa: S311  # must be repeatable
     turns = [(number, part) for number in range(1, given.kills + 1) for part in chance.sample(parts, len(parts))]
     for turn, (number, part) in enumerate(turns):
-        traffic.wait_for(given.events * (turn + chance.uniform(0.1, 0.9)) / len(turns))
-        for each in parts:
-            each.revive()
+        traffic.wait_for(given.events * (turn + chance.uniform(0.1, 0.9)) / len(turns), parts)
         part.crash()
         print(f"  killed and started again: {part.name} ({number} of {given.kills})")
+    traffic.wait_for(math.inf, parts)
 
 
 class Traffic:
@@ -167,9 +167,12 @@ class Traffic:
         self._simulation = simulation
         self._read = self._events = self._deliveries = 0
 
-    def wait_for(self, events: float) -> None:
-        """Wait until this many events were sent and the service has answered, or until the simulator has ended."""
+    def wait_for(self, events: float, parts: list[Part]) -> None:
+        """Wait until this many events were sent and the service has answered, or until the simulator has ended.
+        Meanwhile, parts that have exited are started again."""
         while self._simulation.poll() is None:
+            for part in parts:
+                part.revive()
             self._count()
             if self._events >= events and self._deliveries:
                 return
