@@ -1,17 +1,22 @@
 """A fake of Genesys Cloud, and the commands that use it."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from oncegate.genesys.client import ClientCredentials, GenesysClient
+from oncegate.genesys.notifications import ListenTimes
 from oncegate.genesys.regions import place_of
 from tests.cli.conftest import Run, oncegate
+from tests.genesys.listening import PRESENCE, QUICK, Listening
 from tests.genesys.server import CLIENT_ID, SECRET, FakeGenesys, running
+from tests.stores.servers import until
 
 __all__ = ["oncegate"]
 
 Genesys = Callable[..., tuple[int, str, str]]
+Listen = Callable[..., Listening]
 
 
 @pytest.fixture
@@ -43,6 +48,24 @@ def genesys(oncegate: Run, fake: FakeGenesys, monkeypatch: pytest.MonkeyPatch) -
         return oncegate("genesys", *arguments)
 
     return call
+
+
+@pytest.fixture
+def listen(fake: FakeGenesys, tmp_path: Path) -> Iterator[Listen]:
+    """Start a listener, and wait until it receives."""
+    started: list[Listening] = []
+
+    def start(*topics: str, times: ListenTimes = QUICK, waits: bool = True) -> Listening:
+        listening = Listening(fake, tmp_path, list(topics or (PRESENCE,)), times)
+        started.append(listening)
+        listening.start()
+        if waits:
+            until(lambda: bool(fake.connected), "the channel to be subscribed")
+        return listening
+
+    yield start
+    for listening in started:
+        listening.stop()
 
 
 def settings_of(fake: FakeGenesys) -> dict[str, str]:

@@ -13,8 +13,8 @@ import pytest
 from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
 from tests.genesys.conftest import Genesys, settings_of
+from tests.genesys.listening import PRESENCE, USER, presence
 from tests.genesys.server import CLIENT_ID, SECRET, FakeGenesys
-from tests.genesys.test_listener import PRESENCE, USER, presence
 from tests.stores.servers import until
 
 HANDLER = """
