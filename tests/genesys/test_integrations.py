@@ -225,6 +225,9 @@ class TestOpenMessaging:
         [
             (("--url", "http://events.example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
             (("--url", "https://u:p@example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://:p@example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://[x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://x:port/events/x", "--secret-file", "s"), "is not a public https URL"),
             (("--url", "https://events.example.com", "--secret-file", "s"), "--url has no path"),
             (("--url", URL), "with --secret-env or --secret-file, one of the two"),
             (("--url", URL, "--secret-env", "A", "--secret-file", "s"), "one of the two"),
@@ -237,6 +240,21 @@ class TestOpenMessaging:
         """An invalid URL or secret is refused, and nothing is made."""
         code, _, err = genesys("setup", "open-messaging", "--name", "crm", *arguments)
         assert (code, problem in err.replace("\n", " "), fake.open) == (exit_codes.USAGE, True, {})
+
+    @pytest.mark.parametrize("name", ["Messages", "_x", "x" * 70, "a b", "%C3%A9", "a.b"])
+    @pytest.mark.parametrize("option", ["--url", "--route"])
+    def test_a_name_that_no_route_can_have(
+        self, genesys: Genesys, fake: FakeGenesys, tmp_path: Path, name: str, option: str
+    ) -> None:
+        """A name that the settings file would refuse is refused before anything is planned, and the error says where it
+        is and what to do."""
+        given = ("--url", f"https://x/events/{name}") if option == "--url" else ("--url", URL, "--route", name)
+        code, _, err = genesys("setup", "open-messaging", "--name", "crm", *given, "--secret-file", "s", "--dry-run")
+        assert (code, fake.requests, list(tmp_path.iterdir())) == (exit_codes.USAGE, [], [])
+        text = " ".join(err.split())
+        assert option in text
+        assert f"{name!r} is an invalid name of a route; it is part of the URL, so use" in text
+        assert "name the route with --route" in text
 
     def test_an_integration_of_somebody_else(self, genesys: Genesys, fake: FakeGenesys) -> None:
         """An integration of the same name without our header is neither changed nor deleted."""

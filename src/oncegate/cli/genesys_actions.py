@@ -40,8 +40,10 @@ from oncegate.infra.platform import FoundPart, Part, PartKind, Platform, Step
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of, settings_file
 from oncegate.settings.route_file import add_route, read_route
+from oncegate.settings.routes import check_name
 from oncegate.sources import read
 from oncegate.sources.topics import topic_of
+from oncegate.text import quoted
 
 _PLACE: Final = "genesys"  # in the journal
 _SIGNATURE: Final = "genesys-open-messaging"
@@ -199,15 +201,31 @@ def setup_open_messaging(
 
 
 def _checked_route(url: str, route: str | None) -> str:
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname or parts.username or parts.fragment or parts.query:
+    path = _path_of(url)
+    if path is None:
         raise SettingError(
-            f"--url {url!r} is not a public https URL; write it like https://events.example.com/events/messages"
+            f"--url {quoted(url)} is not a public https URL; write it like https://events.example.com/events/messages"
         )
-    found = route or parts.path.rstrip("/").rpartition("/")[2]
+    found = route or path.rstrip("/").rpartition("/")[2]
     if not found:
         raise SettingError("--url has no path; end it with the name of the route, or name the route with --route")
+    try:
+        check_name(found)
+    except SettingError as error:
+        where = "--route" if route else "the last part of --url"
+        raise SettingError(f"{where}: {error}. Change it, or name the route with --route") from None
     return found
+
+
+def _path_of(url: str) -> str | None:
+    """The path of a public https URL; None if it is not one."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # of an invalid host or port
+        return None
+    is_public = parts.scheme == "https" and host and "@" not in parts.netloc and not parts.query and not parts.fragment
+    return parts.path if is_public else None
 
 
 def _message_secret(settings: Settings, variable: str | None, file: str | None) -> str | None:
