@@ -189,6 +189,17 @@ class TestOpenMessaging:
         assert made["outboundNotificationWebhookSignatureSecretToken"] == "second-secret"
         assert "secret" not in (out + err).replace("messages_secret", "").replace('"why": "secret"', "")
 
+    def test_headers_of_a_person_stay(self, genesys: Genesys, fake: FakeGenesys) -> None:
+        """A header that a person has added is not a difference, and a change keeps it. Genesys may write the names of
+        headers in small letters."""
+        assert self.setup(genesys, "--secret-file", "s")[0] == exit_codes.OK
+        ((_, made),) = fake.open.items()
+        made["webhookHeaders"] = {"x-oncegate-name": "crm", "X-Gateway-Key": "k"}
+        code, out, _ = self.setup(genesys, "--secret-file", "s", "--output", "json")
+        assert (code, set(actions(out).values())) == (exit_codes.OK, {"keep"})
+        assert self.setup(genesys, "--secret-file", "s", "--replace-secret")[0] == exit_codes.OK
+        assert made["webhookHeaders"] == {"X-Oncegate-Name": "crm", "X-Gateway-Key": "k"}
+
     def test_the_rest_of_the_file_stays(self, genesys: Genesys, tmp_path: Path) -> None:
         """Comments, order and spaces of the settings file are not changed; the route is added at its end."""
         before = '# mine\nretention   = "7d" # a week\r\n\n[serve] # here\nport=1\n[route.other]\nsignature = "none"'

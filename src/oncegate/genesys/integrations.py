@@ -160,16 +160,23 @@ def _open_messaging_kind(secret: Secret, replace_secret: bool) -> PartKind[Genes
         _wait_until(client, lambda: _is_created(client, part, id_), f"the integration {part.name}")
 
     def change(client: GenesysClient, part: Part, found: FoundPart) -> None:
-        client.call("PATCH", f"{_OPEN}/{found.arn}", body=_body(part))
+        # A PATCH replaces all headers. A person may have added some, such as the key of a gateway.
+        headers = {**found.properties["webhookHeaders"], **part.properties["webhookHeaders"]}
+        client.call("PATCH", f"{_OPEN}/{found.arn}", body={**_body(part), "webhookHeaders": headers})
 
     def _body(part: Part) -> dict[str, Any]:
         return {**{name: value for name, value in part.properties.items() if name != "secret"}, _SECRET: secret()}
 
     def _found_open(found: Mapping[str, Any]) -> FoundPart:
-        headers = found.get("webhookHeaders") or {}
-        owner = {name.lower(): value for name, value in headers.items()}.get(_NAME_HEADER.lower())
+        # The name of a header has no case, so our header gets our way to write it, however Genesys Cloud writes it.
+        headers = {
+            _NAME_HEADER if name.lower() == _NAME_HEADER.lower() else name: value
+            for name, value in (found.get("webhookHeaders") or {}).items()
+        }
+        owner = headers.get(_NAME_HEADER)
         tags = {} if owner is None else {MADE_BY: "oncegate", NAME_TAG: owner}
-        properties = {name: found.get(name) for name in ("outboundNotificationWebhookUrl", "webhookHeaders")}
+        url = found.get("outboundNotificationWebhookUrl")
+        properties = {"outboundNotificationWebhookUrl": url, "webhookHeaders": headers}
         # Genesys Cloud may not show the secret. A secret that it shows is compared.
         wanted = secret()
         is_same = wanted is not None and not replace_secret and found.get(_SECRET) in (None, "", wanted)
