@@ -4,10 +4,10 @@ They are parts, like the parts of a deployment in AWS: see `infra/platform.py`. 
 EventBridge integration is marked by its notes, and the Open Messaging integration by a header that it sends.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from oncegate.backoff import wait_until
 from oncegate.errors import GenesysError
 from oncegate.genesys.client import GenesysClient
 from oncegate.infra.platform import MADE_BY, NAME_TAG, FoundPart, Part, PartKind, Platform
@@ -20,8 +20,6 @@ _INTEGRATIONS: Final = "/api/v2/integrations"
 _OPEN: Final = "/api/v2/conversations/messaging/integrations/open"
 _CONFIGURED: Final = ("awsAccountId", "awsAccountRegion", "eventSourceSuffix", "eventFilter")
 _NAME_HEADER: Final = "X-Oncegate-Name"
-_WAIT_LIMIT: Final = 120.0  # seconds
-_POLL_INTERVAL: Final = 0.5
 # Returns the secret; None if it is created by an earlier step of the plan.
 Secret: TypeAlias = Callable[[], str | None]
 _SECRET: Final = "outboundNotificationWebhookSignatureSecretToken"  # noqa: S105  # the name of a field
@@ -107,7 +105,7 @@ def _configure(client: GenesysClient, part: Part, id_: str) -> None:
     }
     client.call("PUT", f"{_INTEGRATIONS}/{id_}/config/current", body=body)
     client.call("PATCH", f"{_INTEGRATIONS}/{id_}", body={"intendedState": part.properties["intendedState"]})
-    _wait_until(client, lambda: _is_active(client, part, id_), f"the integration {part.name}")
+    _wait_until(client, part, lambda: _is_active(client, part, id_))
 
 
 def _is_active(client: GenesysClient, part: Part, id_: str) -> bool:
@@ -157,7 +155,7 @@ def _open_messaging_kind(secret: Secret, replace_secret: bool) -> PartKind[Genes
     def create(client: GenesysClient, part: Part) -> None:
         created = client.call("POST", _OPEN, body={"name": part.name, **_body(part)})
         id_ = str(created["id"])
-        _wait_until(client, lambda: _is_created(client, part, id_), f"the integration {part.name}")
+        _wait_until(client, part, lambda: _is_created(client, part, id_))
 
     def change(client: GenesysClient, part: Part, found: FoundPart) -> None:
         # A PATCH replaces all headers. A person may have added some, such as the key of a gateway.
@@ -196,11 +194,5 @@ def _is_created(client: GenesysClient, part: Part, id_: str) -> bool:
     return found.get("createStatus") in (None, "Completed")
 
 
-def _wait_until(client: GenesysClient, ready: Callable[[], bool], what: str) -> None:
-    """Call `ready` until it returns true. Raises GenesysError after two minutes."""
-    deadline = time.monotonic() + _WAIT_LIMIT
-    while not ready():
-        if time.monotonic() > deadline:
-            raise GenesysError(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; run the command again later")
-        client.on_wait(what)
-        time.sleep(_POLL_INTERVAL)
+def _wait_until(client: GenesysClient, part: Part, ready: Callable[[], bool]) -> None:
+    wait_until(ready, f"the integration {part.name}", client.on_wait, GenesysError)
