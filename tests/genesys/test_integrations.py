@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncegate.cli import exit_codes
+from oncegate.genesys import integrations
 from oncegate.settings import load
 from tests.genesys.aws import with_sources
 from tests.genesys.conftest import Genesys
@@ -129,6 +130,29 @@ class TestEventBridge:
 
         monkeypatch.setattr(fake, "_activate", broken)
         code, _, err = genesys("setup", "eventbridge", "--name", "refused", *TOPICS, *place)
+        assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
+
+    def test_an_error_from_before_the_change(
+        self, genesys: Genesys, fake: FakeGenesys, place: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Genesys may report the old error for a while after the change. It is an error again only after another state
+        was reported, or after a limit."""
+        command = ("setup", "eventbridge", "--name", "stale", *TOPICS, *place)
+        assert genesys(*command)[0] == exit_codes.OK
+        ((_, made),) = fake.integrations.items()
+        error = {"code": "ERROR", "detail": {"message": "The account is not known to AWS"}}
+
+        made["reportedState"], fake.stale_states = error, [error, error]
+        code, _, err = genesys(*command)
+        assert (code, err, made["reportedState"]) == (exit_codes.OK, "", {"code": "ACTIVE"})
+
+        made["reportedState"], fake.stale_states = error, [error, {"code": "ACTIVATING"}, error]
+        code, _, err = genesys(*command)
+        assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
+
+        monkeypatch.setattr(integrations, "_STALE_LIMIT", 0.1)
+        made["reportedState"], fake.stale_states = error, [error] * 9
+        code, _, err = genesys(*command)
         assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
 
     def test_a_missing_permission(self, genesys: Genesys, fake: FakeGenesys, place: tuple[str, ...]) -> None:

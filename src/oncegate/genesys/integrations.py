@@ -4,6 +4,7 @@ They are parts, like the parts of a deployment in AWS: see `infra/platform.py`. 
 EventBridge integration is marked by its notes, and the Open Messaging integration by a header that it sends.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -19,6 +20,8 @@ _TYPE: Final = "amazon-eventbridge-source"
 _INTEGRATIONS: Final = "/api/v2/integrations"
 _OPEN: Final = "/api/v2/conversations/messaging/integrations/open"
 _CONFIGURED: Final = ("awsAccountId", "awsAccountRegion", "eventSourceSuffix", "eventFilter")
+_ACTIVE, _ERROR = "ACTIVE", "ERROR"
+_STALE_LIMIT: Final = 30.0  # seconds
 _NAME_HEADER: Final = "X-Oncegate-Name"
 # Returns the secret; None if it is created by an earlier step of the plan.
 Secret: TypeAlias = Callable[[], str | None]
@@ -54,7 +57,7 @@ def eventbridge_part(name: str, account: str, region: str, suffix: str, topics: 
         "eventSourceSuffix": suffix,
         "eventFilter": sorted(topics),
         "intendedState": "ENABLED",
-        "reportedState": "ACTIVE",
+        "reportedState": _ACTIVE,
     }
     return Part(EVENTBRIDGE, f"oncegate-{name}", "", properties, name)
 
@@ -91,9 +94,9 @@ def _create_eventbridge(client: GenesysClient, part: Part) -> None:
     _configure(client, part, str(created["id"]))
 
 
-def _configure(client: GenesysClient, part: Part, id_: str) -> None:
+def _configure(client: GenesysClient, part: Part, id_: str, state: str | None = None) -> None:
     """Write the configuration, enable the integration, and wait until it is active. The configuration has a version,
-    so that two people do not overwrite each other's changes."""
+    so that two people do not overwrite each other's changes. `state` is the reported state before the change."""
     config = client.call("GET", f"{_INTEGRATIONS}/{id_}/config/current") or {}
     body = {
         "name": part.name,
@@ -105,15 +108,27 @@ def _configure(client: GenesysClient, part: Part, id_: str) -> None:
     }
     client.call("PUT", f"{_INTEGRATIONS}/{id_}/config/current", body=body)
     client.call("PATCH", f"{_INTEGRATIONS}/{id_}", body={"intendedState": part.properties["intendedState"]})
-    _wait_until(client, part, lambda: _is_active(client, part, id_))
+    _wait_until_active(client, part, id_, state)
 
 
-def _is_active(client: GenesysClient, part: Part, id_: str) -> bool:
-    reported = (client.call("GET", f"{_INTEGRATIONS}/{id_}") or {}).get("reportedState") or {}
-    if reported.get("code") == "ERROR":
-        why = (reported.get("detail") or {}).get("message") or "no reason is given"
-        raise GenesysError(f"Genesys Cloud could not enable the integration {part.name} ({why}); correct it and retry")
-    return reported.get("code") == "ACTIVE"
+def _wait_until_active(client: GenesysClient, part: Part, id_: str, state: str | None) -> None:
+    """Genesys Cloud changes the reported state some time after its answer. So an ERROR from before the change is an
+    error only after another state was reported, or after half a minute."""
+    final_at = time.monotonic() + (_STALE_LIMIT if state == _ERROR else 0)
+
+    def is_active() -> bool:
+        nonlocal final_at
+        reported = (client.call("GET", f"{_INTEGRATIONS}/{id_}") or {}).get("reportedState") or {}
+        if reported.get("code") != _ERROR:
+            final_at = 0.0
+        elif time.monotonic() >= final_at:
+            why = (reported.get("detail") or {}).get("message") or "no reason is given"
+            raise GenesysError(
+                f"Genesys Cloud could not enable the integration {part.name} ({why}); correct it and retry"
+            )
+        return bool(reported.get("code") == _ACTIVE)
+
+    _wait_until(client, part, is_active)
 
 
 def _delete_eventbridge(client: GenesysClient, _part: Part, found: FoundPart) -> None:
@@ -128,7 +143,7 @@ _EVENTBRIDGE_KIND: Final = PartKind[GenesysClient](
     _TYPE,
     _read_eventbridge,
     _create_eventbridge,
-    lambda client, part, found: _configure(client, part, found.arn),
+    lambda client, part, found: _configure(client, part, found.arn, found.properties["reportedState"]),
     _delete_eventbridge,
 )
 
