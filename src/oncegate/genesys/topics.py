@@ -54,18 +54,18 @@ def _offered(found: Mapping[str, Any]) -> OfferedTopic:
         time,
         " + ".join(own) or None,
         _first(rule.entity, paths) or ("id in the topic" if _PLACEHOLDER in name else None),
-        _key_of(rule, own, time),
+        _key_of(rule, time),
         tuple(found.get("transports") or ()),
         tuple(found.get("requiresPermissions") or ()),
         found.get("visibility") == "Preview",
     )
 
 
-def _key_of(rule: Topic, own: Sequence[str], time: str | None) -> str:
+def _key_of(rule: Topic, time: str | None) -> str:
     if rule.frame:
         return "no event"
-    if rule.identifies and own:
-        return " + ".join(own)
+    if rule.key_members:
+        return " + ".join(map(".".join, rule.key_members))
     return _BODY_TIME if time is not None else _ENVELOPE_TIME
 
 
