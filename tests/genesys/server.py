@@ -369,6 +369,8 @@ class FakeGenesys:
 
     def _get_notifications_availabletopics(self, query: dict[str, str]) -> tuple[int, Any]:
         expanded = {"id", *query.get("expand", "").split(",")}
+        if "requiresPermissions" in expanded:
+            expanded |= {"requiresAnyValidator", "requiresCurrentUser", "requiresCurrentUserOrPermission"}
         preview = query.get("includePreview") == "true"
         listed = [topic for topic in TOPICS if preview or topic["visibility"] == "Public"]
         return 200, {"entities": [{k: v for k, v in topic.items() if k in expanded} for topic in listed]}

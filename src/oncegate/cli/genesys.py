@@ -85,8 +85,8 @@ def topics(filter_: str, preview: bool, settings: Settings, output: str) -> None
 def check(uses: tuple[str, ...], topics: tuple[str, ...], settings: Settings, output: str) -> int:
     """Log in, and check the permissions of the OAuth client.
 
-    With --topics, the permissions that these topics need are included. Only permissions that Genesys documents are
-    checked; names that tutorials made up are listed as such.
+    With --topics, the permissions that `listen` needs for these topics are included. Only permissions that Genesys
+    documents are checked; names that tutorials made up are listed as such.
     """
     code: int = _actions().check(settings, uses=uses or _USES, topics=_split(topics), output=output)
     return code

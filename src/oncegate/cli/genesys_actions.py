@@ -43,7 +43,7 @@ from oncegate.settings.route_file import add_route, read_route
 from oncegate.settings.routes import check_name
 from oncegate.sources import read
 from oncegate.sources.topics import topic_of
-from oncegate.text import quoted
+from oncegate.text import any_of, quoted
 
 _PLACE: Final = "genesys"  # in the journal
 _SIGNATURE: Final = "genesys-open-messaging"
@@ -109,16 +109,22 @@ def _show_topics(found: Sequence[OfferedTopic]) -> None:
         (
             topic.name + (" (preview)" if topic.is_preview else ""),
             *(topic.time, topic.id, topic.key, topic.entity),
-            *(", ".join(topic.transports) or None, ", ".join(topic.permissions) or None),
+            *(", ".join(topic.transports) or None, _permissions_of(topic) or None),
         )
         for topic in found
     ]
     show_table(headers, rows, ("topic", "event time", "key", "id", "entity"), required=("topic", "key"))
 
 
+def _permissions_of(topic: OfferedTopic) -> str:
+    if topic.own_user_only:
+        return "only the user of the topic"
+    return (any_of if topic.any_permission and topic.permissions else ", ".join)(topic.permissions)
+
+
 def check(settings: Settings, *, uses: Sequence[Use], topics: Sequence[str], output: str) -> int:
     with Progress() as progress, connected(settings, progress) as client:
-        needed = _topic_requirements(client, topics)
+        needed = _topic_requirements(client, topics, uses)
         found = check_permissions(client, uses, needed)
     worst = next((_CODES[state] for state in _CODES if any(each.granted == state for each in found)), exit_codes.OK)
     if output == "json":
@@ -130,26 +136,35 @@ def check(settings: Settings, *, uses: Sequence[Use], topics: Sequence[str], out
     return worst
 
 
-def _topic_requirements(client: GenesysClient, topics: Sequence[str]) -> list[Requirement]:
-    """The permissions that Genesys names for these topics."""
+def _topic_requirements(client: GenesysClient, topics: Sequence[str], uses: Sequence[Use]) -> list[Requirement]:
+    """The permissions that Genesys names for these topics. Only a subscription needs them."""
     if not topics:
         return []
     offered = {topic.name: topic for topic in offered_topics(client, preview=True)}
     found = []
     for name in check_topics(topics, template=True):
-        template = name if name in offered else topic_of(name)[0]
-        if template not in offered:
+        topic = offered.get(name) or offered.get(topic_of(name)[0] or "")
+        if topic is None:
             raise SettingError(f"Genesys Cloud does not offer the topic {name}; see `oncegate genesys topics`")
-        found += [Requirement(each, "listen", f"receive {name}") for each in offered[template].permissions]
+        if topic.own_user_only and "listen" in uses:
+            raise SettingError(
+                f"only the user of the topic can receive {name} over the WebSocket, and an OAuth client with the grant"
+                " type Client Credentials has no user; leave out the topic, or check it with --for eventbridge"
+            )
+        needed, purpose = topic.permissions, f"receive {name}"
+        if topic.any_permission:
+            found += [Requirement(needed[0], "listen", purpose, alternatives=needed[1:])] if needed else []
+        else:
+            found += [Requirement(each, "listen", purpose) for each in needed]
     return found
 
 
 def _show_checks(found: Sequence[Check], uses: Sequence[Use]) -> None:
-    rows = [(each.requirement.permission, each.granted, each.requirement.needed_to) for each in found]
+    rows = [(each.requirement.text, each.granted, each.requirement.needed_to) for each in found]
     if rows:
         show_table(("permission", "granted", "needed to"), rows, ("permission", "granted"))
         print_text("")
-    if missing := [each.requirement.permission for each in found if each.granted == "no"]:
+    if missing := [each.requirement.text for each in found if each.granted == "no"]:
         print_text(f"Grant these permissions to a role of the OAuth client: {', '.join(dict.fromkeys(missing))}.")
     if any(each.granted == "unknown" for each in found):
         print_text(UNKNOWN)
