@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CONFIG, chosen_config
 from oncegate.cli.output import Progress, print_text, show_json, show_table
-from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
+from oncegate.cli.steps import carry_out_all, remove_all, show_plan, step_fields, summary
 from oncegate.cli.work import (
     abandon_handlers,
     announce_worker,
@@ -301,16 +301,17 @@ def down_open_messaging(settings: Settings, name: str, *, yes: bool, dry_run: bo
     with Progress() as progress, connected(settings, progress) as client:
         genesys = genesys_platform(client)
         steps = genesys.plan_removal(genesys.existing_parts([open_messaging_part(name, "")]))
-        if steps:
-            show_plan(steps, "text")
-        deletions = [(genesys, step) for step in steps if step.action == "delete"]
-        if not deletions:
-            print_text(f"Nothing to delete: {COMMAND} created no Open Messaging integration with the name {name}.")
-        elif not dry_run:
-            if not yes:
-                confirm_deletion(len(deletions), client.place.name)
-            carry_out_all(deletions, progress)
-            print_text("The route in the settings file was not changed. Remove it when no more messages arrive.")
+        nothing = f"{COMMAND} created no Open Messaging integration with the name {name}"
+        are_deleted = remove_all(
+            [(genesys, step) for step in steps],
+            progress,
+            place=client.place.name,
+            nothing=nothing,
+            yes=yes,
+            dry_run=dry_run,
+        )
+    if are_deleted:
+        print_text("The route in the settings file was not changed. Remove it when no more messages arrive.")
 
 
 # ── listen ────────────────────────────────────────────────────────────────────────────────────────────────
