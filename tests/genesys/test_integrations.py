@@ -1,6 +1,7 @@
 """`oncegate genesys setup` and `down`: plan, apply, repeat, fail in the middle, and delete only what was made."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,14 @@ import pytest
 from oncegate.cli import exit_codes
 from oncegate.genesys import integrations
 from oncegate.settings import load
+from tests.cli.conftest import Run
 from tests.genesys.aws import with_sources
 from tests.genesys.conftest import Genesys
 from tests.genesys.server import OPEN, ORGANISATION, SECRET, FakeGenesys, problem
-from tests.infra.conftest import Aws, aws
+from tests.infra.conftest import Aws, as_function, aws, package
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
 
-__all__ = ["aws"]
+__all__ = ["aws", "package"]
 
 TOPICS = ("--topics", "v2.users.{id}.presence,v2.quality.evaluations")
 URL = "https://events.example.com/events/messages"
@@ -83,6 +85,46 @@ class TestEventBridge:
         assert part["why"] == "eventFilter"
         ((id_, _),) = fake.integrations.items()
         assert fake.configs[id_]["properties"]["eventFilter"] == ["v2.quality.evaluations"]
+
+    def test_a_function_and_leftovers(
+        self, genesys: Genesys, oncegate: Run, fake: FakeGenesys, aws: Aws, package: str, place: tuple[str, ...]
+    ) -> None:
+        """With --lambda-zip the rule sends to a function. Parts of an earlier run with other options are reported, and
+        the command that is named deletes them."""
+        command = ("setup", "eventbridge", "--name", "moved", *TOPICS, *place)
+        assert genesys(*command)[0] == exit_codes.OK
+        other = (*command, "--suffix", "other", *as_function(package))
+        code, out, _ = genesys(*other, "--dry-run")
+        assert (code, "An earlier run created" in out) == (exit_codes.OK, True)
+
+        code, out, err = genesys(*other)
+        text = " ".join(out.split())
+        source = f"aws.partner/genesys.com/cloud/{ORGANISATION}/other"
+        assert (code, err) == (exit_codes.OK, "")
+        assert f"left rule moved-events (on the bus {source.replace('other', 'moved')}, it sends to" in text
+        assert "left queue moved-events" in text
+        hint = f"use `oncegate infra up` with --partner-source {source}, the same options and --prune to delete them"
+        assert hint in text
+        (target,) = aws["events"].list_targets_by_rule(Rule="moved-events", EventBusName=source)["Targets"]
+        assert target["Arn"].endswith(":function:moved-function")
+
+        prune = ("up", "--name", "moved", "--partner-source", source, *as_function(package), "--prune", "--yes")
+        assert oncegate("infra", *prune, *place)[0] == exit_codes.OK
+        code, out, _ = genesys(*other, "--output", "json")
+        assert (code, {part["action"] for part in json.loads(out)["parts"]}) == (exit_codes.OK, {"keep"})
+
+    def test_all_parts_of_a_deployment_are_shown_and_deleted(
+        self, genesys: Genesys, oncegate: Run, fake: FakeGenesys, place: tuple[str, ...]
+    ) -> None:
+        """`down` also deletes parts with this name that `oncegate infra up` made, and its plan lists each of them."""
+        assert oncegate("infra", "up", "--name", "shared", "--no-rule", "--no-queue", *place)[0] == exit_codes.OK
+        assert genesys("setup", "eventbridge", "--name", "shared", *TOPICS, *place, "--no-table")[0] == exit_codes.OK
+        _, out, _ = genesys("down", "eventbridge", "--name", "shared", *place, "--dry-run")
+        planned = re.findall(r"^delete +(\w+) +(\S+)", out, re.MULTILINE)
+        assert {("integration", "oncegate-shared"), ("table", "shared-claims")} < set(planned)
+        _, out, _ = genesys("down", "eventbridge", "--name", "shared", *place, "--yes")
+        assert re.findall(r"^deleted +(\w+) +(\S+)", out, re.MULTILINE) == planned
+        assert "No parts" in oncegate("infra", "show", "--name", "shared", *place)[1]
 
     @pytest.mark.parametrize(
         "failing", [f"PUT {INTEGRATION}/config/current", f"PATCH {INTEGRATION}", f"GET {INTEGRATION}"]
