@@ -52,7 +52,7 @@ class TestTopics:
 
 class TestCheck:
     def test_all_is_granted(self, genesys: Genesys) -> None:
-        """With all permissions, the exit code is 0. Names that do not exist are named as such."""
+        """With all permissions, the exit code is 0. Names that the SDK does not have are named as such."""
         code, out, _ = genesys("check", "--topics", PRESENCE)
         assert code == exit_codes.OK
         assert "presence:user:view" in out
@@ -65,6 +65,7 @@ class TestCheck:
         states = {row["permission"]: row["granted"] for row in json.loads(out)["permissions"]}
         assert (code, states.pop("integrations:integration:edit")) == (exit_codes.ERRORS_FOUND, "no")
         assert set(states.values()) == {"yes"}
+        assert json.loads(out)["scopes_of_user_tokens"] == {"eventbridge": "integrations"}
 
     def test_a_role_with_a_wildcard(self, genesys: Genesys, fake: FakeGenesys) -> None:
         """A role may allow all actions on an entity."""

@@ -86,7 +86,7 @@ def check(uses: tuple[str, ...], topics: tuple[str, ...], settings: Settings, ou
     """Log in, and check the permissions of the OAuth client.
 
     With --topics, the permissions that `listen` needs for these topics are included. Only permissions that Genesys
-    documents are checked; names that tutorials made up are listed as such.
+    documents are checked. Names in tutorials that the official SDK does not have are listed, too.
     """
     code: int = _actions().check(settings, uses=uses or _USES, topics=_split(topics), output=output)
     return code

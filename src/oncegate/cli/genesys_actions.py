@@ -33,7 +33,7 @@ from oncegate.genesys.client import ClientCredentials, GenesysClient
 from oncegate.genesys.integrations import COMMAND, genesys_platform, open_messaging_part
 from oncegate.genesys.listener import AliveMark, NotificationWorker
 from oncegate.genesys.notifications import ListenTimes, NotificationApi
-from oncegate.genesys.permissions import INVENTED, SCOPES, UNKNOWN, Check, Requirement, Use, check_permissions
+from oncegate.genesys.permissions import NOT_IN_SDK, SCOPES, UNKNOWN, Check, Requirement, Use, check_permissions
 from oncegate.genesys.regions import GenesysPlace, configured_place
 from oncegate.genesys.topics import OfferedTopic, check_topics, offered_topics
 from oncegate.infra.platform import FoundPart, Part, PartKind, Platform, Step
@@ -130,7 +130,7 @@ def check(settings: Settings, *, uses: Sequence[Use], topics: Sequence[str], out
     if output == "json":
         rows = [{**asdict(each.requirement), "granted": each.granted, "why": each.why} for each in found]
         scopes = {use: scope for use, scope in SCOPES.items() if use in uses}
-        show_json({"permissions": rows, "scopes_of_user_tokens": scopes, "names_that_do_not_exist": INVENTED})
+        show_json({"permissions": rows, "scopes_of_user_tokens": scopes, "names_not_in_the_sdk": NOT_IN_SDK})
     else:
         _show_checks(found, uses)
     return worst
@@ -173,7 +173,7 @@ def _show_checks(found: Sequence[Check], uses: Sequence[Use]) -> None:
     print_text("To receive events by EventBridge or by webhook, no permission and no scope is needed.")
     scopes = ", ".join(sorted({SCOPES[use] for use in uses}))
     print_text(f"Genesys documents these permissions. It checks scopes only of user tokens, which need: {scopes}.")
-    print_text(f"Tutorials also name {', '.join(INVENTED)}. Genesys Cloud has no such permission or scope.")
+    print_text(f"Tutorials also name {', '.join(NOT_IN_SDK)}. The official SDK of Genesys has no such name.")
 
 
 # ── Open Messaging ────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""What an OAuth client needs to use the API of Genesys Cloud: permissions and scopes, and names that do not exist.
+"""What an OAuth client needs to use the API of Genesys Cloud: permissions and scopes, and names in tutorials.
 
 Permissions are granted by the roles of the OAuth client. Scopes limit tokens of users. A token of the grant type client
 credentials has the permissions of its roles, and Genesys Cloud checks no scope of it.
@@ -32,7 +32,8 @@ class Requirement(Struct, frozen=True):
         return any_of((self.permission, *self.alternatives))
 
 
-# Genesys documents these permissions with each operation of its API.
+# Genesys documents these permissions and scopes with each operation of its API. The official SDK does not contain them,
+# so no test compares them with it.
 REQUIREMENTS: Final = (
     Requirement("integrations:integration:view", "eventbridge", "find the integration", "/api/v2/integrations"),
     Requirement("integrations:integration:add", "eventbridge", "create the integration"),
@@ -54,8 +55,8 @@ SCOPES: Final[Mapping[Use, str]] = {
     "open-messaging": "conversations",
     "listen": "notifications",
 }
-# Names in tutorials that Genesys Cloud does not have.
-INVENTED: Final = (
+# Names in tutorials that the official SDK does not have. Nothing else is known about them.
+NOT_IN_SDK: Final = (
     "genesyscloud.eventstreams.read",
     "analytics:events:read",
     "eventstreampermission:read",
