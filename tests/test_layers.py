@@ -147,7 +147,6 @@ WITHOUT_TESTS = {
     "console/event_rows.py": "tests/console/pages/test_events.py and test_tail.py test it",
     "genesys/notifications.py": "tests/genesys/test_listener.py tests it",
     "genesys/permissions.py": "tests/genesys/test_commands.py tests it",
-    "genesys/topics.py": "tests/genesys/test_commands.py tests it",
     "ingress/__init__.py": "tests/ingress/test_open_worker.py tests it",
     "inspection/journal_recording.py": "tests/cli/test_events.py and tests/console/pages/test_rule.py test it",
     "inspection/records.py": "tests/cli/test_explain.py and tests/cli/test_keys.py test it",

@@ -6,11 +6,16 @@ clients that failed together do not retry together. The caller chooses the unit 
 
 import random
 import time
+from collections.abc import Callable
 from typing import Final
+
+from oncegate.errors import OncegateError
 
 _MOST_DOUBLINGS: Final = 40
 _POLL_FIRST: Final = 0.01  # seconds
 _POLL_LONGEST: Final = 0.25
+_WAIT_LIMIT: Final = 120.0  # seconds
+_WAIT_INTERVAL: Final = 0.5
 
 
 def pause_after(attempt: int, first: int, longest: int) -> int:
@@ -59,3 +64,16 @@ class PollBackoff:
         """Seconds until the next poll; None after the deadline."""
         left = self.left
         return min(self._backoff.next_pause(), left) if left > 0 else None
+
+
+def wait_until(
+    ready: Callable[[], bool], what: str, on_wait: Callable[[str], None], error: type[OncegateError]
+) -> None:
+    """Call `ready` twice a second until it returns true. Before each pause, `on_wait` is called with `what`. Raises
+    `error` after two minutes."""
+    deadline = time.monotonic() + _WAIT_LIMIT
+    while not ready():
+        if time.monotonic() > deadline:
+            raise error(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; run the command again later")
+        on_wait(what)
+        time.sleep(_WAIT_INTERVAL)

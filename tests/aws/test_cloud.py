@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSResponse
 
-from oncegate.aws import cloud as clouds
+from oncegate import backoff
 from oncegate.aws.cloud import Cloud, Denied, Missing, Unanswered
 from oncegate.errors import AwsError
 from oncegate.infra.parts import Part
@@ -113,9 +113,9 @@ def test_a_new_role_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for a resource that never becomes ready fails after the limit."""
-    monkeypatch.setattr(clouds, "_WAIT_LIMIT", 0.01)
-    monkeypatch.setattr(clouds, "_POLL_INTERVAL", 0.001)
-    with pytest.raises(AwsError, match="the table crm was not ready after 0 s; try again later"):
+    monkeypatch.setattr(backoff, "_WAIT_LIMIT", 0.01)
+    monkeypatch.setattr(backoff, "_WAIT_INTERVAL", 0.001)
+    with pytest.raises(AwsError, match="the table crm was not ready after 0 s; run the command again later"):
         Cloud(REGION).wait_until(lambda: False, "the table crm")
 
 

@@ -145,6 +145,7 @@ class FakeGenesys:
         self.unanswered: list[str] = []  # requests that are carried out once without an answer
         self.integrations: dict[str, dict[str, Any]] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.stale_states: list[dict[str, Any]] = []  # the next answers show these, not the state of an integration
         self.open: dict[str, dict[str, Any]] = {}
         self.sources: dict[str, str] = {}  # partner event sources in AWS, and their state
         self.source_after = 0  # how often AWS is asked before it has a new source
@@ -289,6 +290,8 @@ class FakeGenesys:
     def _get_integration(self, id_: str, query: dict[str, str]) -> tuple[int, Any]:
         found = _existing(self.integrations, id_)
         shown = json.loads(json.dumps(found))
+        if self.stale_states:
+            return 200, {**shown, "reportedState": self.stale_states.pop()}
         if found["reportedState"]["code"] == "ACTIVATING":
             self._activate(id_, found)
         return 200, shown
@@ -366,6 +369,8 @@ class FakeGenesys:
 
     def _get_notifications_availabletopics(self, query: dict[str, str]) -> tuple[int, Any]:
         expanded = {"id", *query.get("expand", "").split(",")}
+        if "requiresPermissions" in expanded:
+            expanded |= {"requiresAnyValidator", "requiresCurrentUser", "requiresCurrentUserOrPermission"}
         preview = query.get("includePreview") == "true"
         listed = [topic for topic in TOPICS if preview or topic["visibility"] == "Public"]
         return 200, {"entities": [{k: v for k, v in topic.items() if k in expanded} for topic in listed]}

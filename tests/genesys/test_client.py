@@ -135,6 +135,11 @@ class TestAnswers:
         with pytest.raises(GenesysDenied, match="grant integrations:integration:add to a role") as found:
             client.call("POST", INTEGRATIONS, body=BODY)
         assert found.value.permissions == ("integrations:integration:add",)
+        fake.fail(f"GET {INTEGRATIONS}", problem(403, "forbidden", "not allowed"))
+        with pytest.raises(
+            GenesysDenied, match=r"grant the permission for it to a role of the OAuth client \(in Genesys"
+        ):
+            client.call("GET", INTEGRATIONS)
 
     def test_a_missing_resource(self, client: GenesysClient) -> None:
         """A resource that does not exist has an error of its own; `find` returns None."""

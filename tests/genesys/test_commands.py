@@ -12,6 +12,7 @@ import pytest
 
 from oncegate.cli import exit_codes
 from tests.cli.conftest import Run
+from tests.genesys import server
 from tests.genesys.conftest import Genesys, settings_of
 from tests.genesys.listening import PRESENCE, USER, presence
 from tests.genesys.server import CLIENT_ID, SECRET, FakeGenesys
@@ -51,7 +52,7 @@ class TestTopics:
 
 class TestCheck:
     def test_all_is_granted(self, genesys: Genesys) -> None:
-        """With all permissions, the exit code is 0. Names that do not exist are named as such."""
+        """With all permissions, the exit code is 0. Names that the SDK does not have are named as such."""
         code, out, _ = genesys("check", "--topics", PRESENCE)
         assert code == exit_codes.OK
         assert "presence:user:view" in out
@@ -64,6 +65,7 @@ class TestCheck:
         states = {row["permission"]: row["granted"] for row in json.loads(out)["permissions"]}
         assert (code, states.pop("integrations:integration:edit")) == (exit_codes.ERRORS_FOUND, "no")
         assert set(states.values()) == {"yes"}
+        assert json.loads(out)["scopes_of_user_tokens"] == {"eventbridge": "integrations"}
 
     def test_a_role_with_a_wildcard(self, genesys: Genesys, fake: FakeGenesys) -> None:
         """A role may allow all actions on an entity."""
@@ -79,6 +81,49 @@ class TestCheck:
         assert (states["integrations:integration:view"], states["messaging:integration:view"]) == ("yes", "no")
         assert states["integrations:integration:add"] == "unknown"
         assert genesys("check", "--for", "eventbridge")[0] == exit_codes.WARNINGS_FOUND
+
+    def test_topics_need_permissions_only_to_listen(self, genesys: Genesys, fake: FakeGenesys) -> None:
+        """A topic that is sent to EventBridge needs no permission; a subscription to it does."""
+        fake.permissions.discard("presence:user:view")
+        assert genesys("check", "--topics", PRESENCE)[0] == exit_codes.ERRORS_FOUND
+        code, out, _ = genesys("check", "--for", "eventbridge", "--topics", PRESENCE)
+        assert (code, "presence:user:view" in out) == (exit_codes.OK, False)
+
+    @pytest.mark.parametrize(
+        ("flags", "is_granted"),
+        [
+            ({}, False),
+            ({"requiresAnyValidator": True}, True),
+            ({"requiresCurrentUserOrPermission": True}, False),
+            ({"requiresCurrentUser": True, "requiresAnyValidator": True}, True),
+        ],
+    )
+    def test_the_conditions_of_a_topic(
+        self,
+        genesys: Genesys,
+        fake: FakeGenesys,
+        monkeypatch: pytest.MonkeyPatch,
+        flags: dict[str, bool],
+        is_granted: bool,
+    ) -> None:
+        """All permissions of a topic are needed, or one of them if Genesys says so. A client has no user, so it needs
+        the permissions that a user does not need for its own topic."""
+        needed = ["presence:user:view", "presence:user:list"]
+        monkeypatch.setattr(server, "TOPICS", [{**server.TOPICS[1], "requiresPermissions": needed, **flags}])
+        fake.permissions.discard("presence:user:list")
+        code, out, _ = genesys("check", "--for", "listen", "--topics", PRESENCE)
+        assert code == (exit_codes.OK if is_granted else exit_codes.ERRORS_FOUND)
+        assert ("presence:user:view or presence:user:list" in out) is is_granted
+
+    def test_a_topic_for_its_own_user(
+        self, genesys: Genesys, fake: FakeGenesys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A client without a user cannot subscribe to a topic that only its user can receive."""
+        monkeypatch.setattr(server, "TOPICS", [{**server.TOPICS[1], "requiresCurrentUser": True}])
+        assert "only the user of the topic" in genesys("topics")[1]
+        code, _, err = genesys("check", "--topics", PRESENCE)
+        assert (code, "Client Credentials has no user" in " ".join(err.split())) == (exit_codes.USAGE, True)
+        assert genesys("check", "--for", "eventbridge", "--topics", PRESENCE)[0] == exit_codes.OK
 
     def test_a_topic_that_is_not_offered(self, genesys: Genesys) -> None:
         """A topic that Genesys does not list is refused."""

@@ -9,7 +9,7 @@ import pytest
 
 from oncegate.cli import exit_codes
 from oncegate.cli.main import cli
-from oncegate.genesys.permissions import INVENTED, REQUIREMENTS
+from oncegate.genesys.permissions import NOT_IN_SDK, REQUIREMENTS
 from oncegate.settings import load
 from tests.cli.conftest import Run
 from tests.cli.test_commands import walk
@@ -84,8 +84,8 @@ def test_the_examples_of_the_commands(
 
 
 def test_the_permissions_of_the_page() -> None:
-    """The page lists the permissions that `check` checks, and the names that do not exist."""
+    """The page lists the permissions that `check` checks, and the names that the SDK does not have."""
     section = PAGE.partition("| use | permissions")[2].partition("\n\n")[0]
     listed = set(re.findall(r"`(\w+:\w+:\w+)`", section))
     assert listed == {each.permission for each in REQUIREMENTS} | {"authorization:grant:view"}
-    assert all(f"`{name}`" in PAGE for name in INVENTED)
+    assert all(f"`{name}`" in PAGE for name in NOT_IN_SDK)

@@ -1,20 +1,23 @@
 """`oncegate genesys setup` and `down`: plan, apply, repeat, fail in the middle, and delete only what was made."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from oncegate.cli import exit_codes
+from oncegate.genesys import integrations
 from oncegate.settings import load
+from tests.cli.conftest import Run
 from tests.genesys.aws import with_sources
 from tests.genesys.conftest import Genesys
 from tests.genesys.server import OPEN, ORGANISATION, SECRET, FakeGenesys, problem
-from tests.infra.conftest import Aws, aws
+from tests.infra.conftest import Aws, as_function, aws, package
 from tests.stores.dynamo_server import CREDENTIALS, REGION, DynamoServer
 
-__all__ = ["aws"]
+__all__ = ["aws", "package"]
 
 TOPICS = ("--topics", "v2.users.{id}.presence,v2.quality.evaluations")
 URL = "https://events.example.com/events/messages"
@@ -83,6 +86,46 @@ class TestEventBridge:
         ((id_, _),) = fake.integrations.items()
         assert fake.configs[id_]["properties"]["eventFilter"] == ["v2.quality.evaluations"]
 
+    def test_a_function_and_leftovers(
+        self, genesys: Genesys, oncegate: Run, fake: FakeGenesys, aws: Aws, package: str, place: tuple[str, ...]
+    ) -> None:
+        """With --lambda-zip the rule sends to a function. Parts of an earlier run with other options are reported, and
+        the command that is named deletes them."""
+        command = ("setup", "eventbridge", "--name", "moved", *TOPICS, *place)
+        assert genesys(*command)[0] == exit_codes.OK
+        other = (*command, "--suffix", "other", *as_function(package))
+        code, out, _ = genesys(*other, "--dry-run")
+        assert (code, "An earlier run created" in out) == (exit_codes.OK, True)
+
+        code, out, err = genesys(*other)
+        text = " ".join(out.split())
+        source = f"aws.partner/genesys.com/cloud/{ORGANISATION}/other"
+        assert (code, err) == (exit_codes.OK, "")
+        assert f"left rule moved-events (on the bus {source.replace('other', 'moved')}, it sends to" in text
+        assert "left queue moved-events" in text
+        hint = f"use `oncegate infra up` with --partner-source {source}, the same options and --prune to delete them"
+        assert hint in text
+        (target,) = aws["events"].list_targets_by_rule(Rule="moved-events", EventBusName=source)["Targets"]
+        assert target["Arn"].endswith(":function:moved-function")
+
+        prune = ("up", "--name", "moved", "--partner-source", source, *as_function(package), "--prune", "--yes")
+        assert oncegate("infra", *prune, *place)[0] == exit_codes.OK
+        code, out, _ = genesys(*other, "--output", "json")
+        assert (code, {part["action"] for part in json.loads(out)["parts"]}) == (exit_codes.OK, {"keep"})
+
+    def test_all_parts_of_a_deployment_are_shown_and_deleted(
+        self, genesys: Genesys, oncegate: Run, fake: FakeGenesys, place: tuple[str, ...]
+    ) -> None:
+        """`down` also deletes parts with this name that `oncegate infra up` made, and its plan lists each of them."""
+        assert oncegate("infra", "up", "--name", "shared", "--no-rule", "--no-queue", *place)[0] == exit_codes.OK
+        assert genesys("setup", "eventbridge", "--name", "shared", *TOPICS, *place, "--no-table")[0] == exit_codes.OK
+        _, out, _ = genesys("down", "eventbridge", "--name", "shared", *place, "--dry-run")
+        planned = re.findall(r"^delete +(\w+) +(\S+)", out, re.MULTILINE)
+        assert {("integration", "oncegate-shared"), ("table", "shared-claims")} < set(planned)
+        _, out, _ = genesys("down", "eventbridge", "--name", "shared", *place, "--yes")
+        assert re.findall(r"^deleted +(\w+) +(\S+)", out, re.MULTILINE) == planned
+        assert "No parts" in oncegate("infra", "show", "--name", "shared", *place)[1]
+
     @pytest.mark.parametrize(
         "failing", [f"PUT {INTEGRATION}/config/current", f"PATCH {INTEGRATION}", f"GET {INTEGRATION}"]
     )
@@ -129,6 +172,29 @@ class TestEventBridge:
 
         monkeypatch.setattr(fake, "_activate", broken)
         code, _, err = genesys("setup", "eventbridge", "--name", "refused", *TOPICS, *place)
+        assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
+
+    def test_an_error_from_before_the_change(
+        self, genesys: Genesys, fake: FakeGenesys, place: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Genesys may report the old error for a while after the change. It is an error again only after another state
+        was reported, or after a limit."""
+        command = ("setup", "eventbridge", "--name", "stale", *TOPICS, *place)
+        assert genesys(*command)[0] == exit_codes.OK
+        ((_, made),) = fake.integrations.items()
+        error = {"code": "ERROR", "detail": {"message": "The account is not known to AWS"}}
+
+        made["reportedState"], fake.stale_states = error, [error, error]
+        code, _, err = genesys(*command)
+        assert (code, err, made["reportedState"]) == (exit_codes.OK, "", {"code": "ACTIVE"})
+
+        made["reportedState"], fake.stale_states = error, [error, {"code": "ACTIVATING"}, error]
+        code, _, err = genesys(*command)
+        assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
+
+        monkeypatch.setattr(integrations, "_STALE_LIMIT", 0.1)
+        made["reportedState"], fake.stale_states = error, [error] * 9
+        code, _, err = genesys(*command)
         assert (code, "(The account is not known to AWS)" in err) == (exit_codes.FAILED, True)
 
     def test_a_missing_permission(self, genesys: Genesys, fake: FakeGenesys, place: tuple[str, ...]) -> None:
@@ -189,6 +255,17 @@ class TestOpenMessaging:
         assert made["outboundNotificationWebhookSignatureSecretToken"] == "second-secret"
         assert "secret" not in (out + err).replace("messages_secret", "").replace('"why": "secret"', "")
 
+    def test_headers_of_a_person_stay(self, genesys: Genesys, fake: FakeGenesys) -> None:
+        """A header that a person has added is not a difference, and a change keeps it. Genesys may write the names of
+        headers in small letters."""
+        assert self.setup(genesys, "--secret-file", "s")[0] == exit_codes.OK
+        ((_, made),) = fake.open.items()
+        made["webhookHeaders"] = {"x-oncegate-name": "crm", "X-Gateway-Key": "k"}
+        code, out, _ = self.setup(genesys, "--secret-file", "s", "--output", "json")
+        assert (code, set(actions(out).values())) == (exit_codes.OK, {"keep"})
+        assert self.setup(genesys, "--secret-file", "s", "--replace-secret")[0] == exit_codes.OK
+        assert made["webhookHeaders"] == {"X-Oncegate-Name": "crm", "X-Gateway-Key": "k"}
+
     def test_the_rest_of_the_file_stays(self, genesys: Genesys, tmp_path: Path) -> None:
         """Comments, order and spaces of the settings file are not changed; the route is added at its end."""
         before = '# mine\nretention   = "7d" # a week\r\n\n[serve] # here\nport=1\n[route.other]\nsignature = "none"'
@@ -225,6 +302,9 @@ class TestOpenMessaging:
         [
             (("--url", "http://events.example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
             (("--url", "https://u:p@example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://:p@example.com/events/x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://[x", "--secret-file", "s"), "is not a public https URL"),
+            (("--url", "https://x:port/events/x", "--secret-file", "s"), "is not a public https URL"),
             (("--url", "https://events.example.com", "--secret-file", "s"), "--url has no path"),
             (("--url", URL), "with --secret-env or --secret-file, one of the two"),
             (("--url", URL, "--secret-env", "A", "--secret-file", "s"), "one of the two"),
@@ -237,6 +317,21 @@ class TestOpenMessaging:
         """An invalid URL or secret is refused, and nothing is made."""
         code, _, err = genesys("setup", "open-messaging", "--name", "crm", *arguments)
         assert (code, problem in err.replace("\n", " "), fake.open) == (exit_codes.USAGE, True, {})
+
+    @pytest.mark.parametrize("name", ["Messages", "_x", "x" * 70, "a b", "%C3%A9", "a.b"])
+    @pytest.mark.parametrize("option", ["--url", "--route"])
+    def test_a_name_that_no_route_can_have(
+        self, genesys: Genesys, fake: FakeGenesys, tmp_path: Path, name: str, option: str
+    ) -> None:
+        """A name that the settings file would refuse is refused before anything is planned, and the error says where it
+        is and what to do."""
+        given = ("--url", f"https://x/events/{name}") if option == "--url" else ("--url", URL, "--route", name)
+        code, _, err = genesys("setup", "open-messaging", "--name", "crm", *given, "--secret-file", "s", "--dry-run")
+        assert (code, fake.requests, list(tmp_path.iterdir())) == (exit_codes.USAGE, [], [])
+        text = " ".join(err.split())
+        assert option in text
+        assert f"{name!r} is an invalid name of a route; it is part of the URL, so use" in text
+        assert "name the route with --route" in text
 
     def test_an_integration_of_somebody_else(self, genesys: Genesys, fake: FakeGenesys) -> None:
         """An integration of the same name without our header is neither changed nor deleted."""

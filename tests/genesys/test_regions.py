@@ -29,14 +29,22 @@ def test_a_new_region() -> None:
     assert place_of("afs1.pure.cloud").login == "https://login.afs1.pure.cloud"
 
 
-@pytest.mark.parametrize("written", ["mypurecloud.example.com", "pure.cloud", "evil.com/mypurecloud.de", "", "eu"])
+@pytest.mark.parametrize(
+    "written", ["mypurecloud.example.com", "pure.cloud", "evil.com/mypurecloud.de", "", "eu", "https://[x", "https://"]
+)
 def test_other_hosts_are_refused(written: str) -> None:
     """The secret is never sent to a host that is not a region."""
     with pytest.raises(SettingError, match=r"is not a region of Genesys Cloud; use one of: mypurecloud\.com"):
         place_of(written)
 
 
-@pytest.mark.parametrize("endpoint", ["http://example.com", "http://10.0.0.1:80", "https://a:b@host", "nothing"])
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *("http://example.com", "http://10.0.0.1:80", "https://a:b@host", "nothing"),
+        *("https://[x", "https://x:port", "http://127.0.0.1:99999"),
+    ],
+)
 def test_an_emulator_is_on_this_machine(endpoint: str) -> None:
     """Without TLS, an emulator must be on this machine; credentials in the address are refused."""
     with pytest.raises(SettingError, match="is not the address of an emulator"):

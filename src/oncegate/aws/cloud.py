@@ -1,6 +1,5 @@
 """Send requests to AWS services in one region, for command-line tools. Every failure is an AwsError with one line."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -9,14 +8,13 @@ from msgspec import Struct
 
 from oncegate.aws.clients import api_action, create_client
 from oncegate.aws.failures import FAILURES, ErrorHints, FailureKind, classify, message_of
+from oncegate.backoff import wait_until
 from oncegate.errors import AwsError
 
 _HINTS: Final = ErrorHints("AWS", "write --region eu-central-1", "ask for that permission, or use another AWS_PROFILE")
 # The names of the page token in a request and in its response.
 _PAGE_TOKENS: Final = {"lambda": ("Marker", "NextMarker")}
 _DEFAULT_PAGE_TOKENS: Final = ("NextToken", "NextToken")
-_WAIT_LIMIT: Final = 120.0  # seconds
-_POLL_INTERVAL: Final = 0.5
 
 
 class Missing(AwsError):
@@ -96,12 +94,7 @@ class Cloud:
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Call `ready` repeatedly until it returns true. Raises AwsError after two minutes."""
-        deadline = time.monotonic() + _WAIT_LIMIT
-        while not ready():
-            if time.monotonic() > deadline:
-                raise AwsError(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; try again later")
-            self.on_wait(what)
-            time.sleep(_POLL_INTERVAL)
+        wait_until(ready, what, self.on_wait, AwsError)
 
     def identity(self) -> Identity:
         region = self.region

@@ -85,8 +85,8 @@ def topics(filter_: str, preview: bool, settings: Settings, output: str) -> None
 def check(uses: tuple[str, ...], topics: tuple[str, ...], settings: Settings, output: str) -> int:
     """Log in, and check the permissions of the OAuth client.
 
-    With --topics, the permissions that these topics need are included. Only permissions that Genesys documents are
-    checked; names that tutorials made up are listed as such.
+    With --topics, the permissions that `listen` needs for these topics are included. Only permissions that Genesys
+    documents are checked. Names in tutorials that the official SDK does not have are listed, too.
     """
     code: int = _actions().check(settings, uses=uses or _USES, topics=_split(topics), output=output)
     return code
@@ -188,7 +188,7 @@ def open_messaging(settings: Settings, dry_run: bool, output: str, **given: Any)
     examples=("oncegate genesys down eventbridge --name crm --dry-run",),
 )
 def down() -> None:
-    """Delete what `oncegate genesys setup` created with a name, and nothing else."""
+    """Delete what Oncegate created with a name, and nothing else."""
 
 
 @down.command(
@@ -202,7 +202,10 @@ def down() -> None:
 @_DRY_RUN_OPTION
 @with_settings(*GENESYS)
 def down_eventbridge(name: str, settings: Settings, **given: Any) -> None:
-    """Delete the Amazon EventBridge integration and the AWS parts with this name."""
+    """Delete the Amazon EventBridge integration and the AWS parts with this name.
+
+    The parts that `oncegate infra up` created with this name are deleted, too.
+    """
     checked(Wanted(name=name))
     _actions("aws").down_eventbridge(settings, name, **given)
 

@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from oncegate.cli import exit_codes
 from oncegate.cli.commands import CONFIG, chosen_config
 from oncegate.cli.output import Progress, print_text, show_json, show_table
-from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
+from oncegate.cli.steps import carry_out_all, remove_all, show_plan, step_fields, summary
 from oncegate.cli.work import (
     abandon_handlers,
     announce_worker,
@@ -33,15 +33,17 @@ from oncegate.genesys.client import ClientCredentials, GenesysClient
 from oncegate.genesys.integrations import COMMAND, genesys_platform, open_messaging_part
 from oncegate.genesys.listener import AliveMark, NotificationWorker
 from oncegate.genesys.notifications import ListenTimes, NotificationApi
-from oncegate.genesys.permissions import INVENTED, SCOPES, UNKNOWN, Check, Requirement, Use, check_permissions
+from oncegate.genesys.permissions import NOT_IN_SDK, SCOPES, UNKNOWN, Check, Requirement, Use, check_permissions
 from oncegate.genesys.regions import GenesysPlace, configured_place
 from oncegate.genesys.topics import OfferedTopic, check_topics, offered_topics
 from oncegate.infra.platform import FoundPart, Part, PartKind, Platform, Step
 from oncegate.settings import Settings
 from oncegate.settings.load import secrets_of, settings_file
 from oncegate.settings.route_file import add_route, read_route
+from oncegate.settings.routes import check_name
 from oncegate.sources import read
 from oncegate.sources.topics import topic_of
+from oncegate.text import any_of, quoted
 
 _PLACE: Final = "genesys"  # in the journal
 _SIGNATURE: Final = "genesys-open-messaging"
@@ -107,47 +109,62 @@ def _show_topics(found: Sequence[OfferedTopic]) -> None:
         (
             topic.name + (" (preview)" if topic.is_preview else ""),
             *(topic.time, topic.id, topic.key, topic.entity),
-            *(", ".join(topic.transports) or None, ", ".join(topic.permissions) or None),
+            *(", ".join(topic.transports) or None, _permissions_of(topic) or None),
         )
         for topic in found
     ]
     show_table(headers, rows, ("topic", "event time", "key", "id", "entity"), required=("topic", "key"))
 
 
+def _permissions_of(topic: OfferedTopic) -> str:
+    if topic.own_user_only:
+        return "only the user of the topic"
+    return (any_of if topic.any_permission and topic.permissions else ", ".join)(topic.permissions)
+
+
 def check(settings: Settings, *, uses: Sequence[Use], topics: Sequence[str], output: str) -> int:
     with Progress() as progress, connected(settings, progress) as client:
-        needed = _topic_requirements(client, topics)
+        needed = _topic_requirements(client, topics, uses)
         found = check_permissions(client, uses, needed)
     worst = next((_CODES[state] for state in _CODES if any(each.granted == state for each in found)), exit_codes.OK)
     if output == "json":
         rows = [{**asdict(each.requirement), "granted": each.granted, "why": each.why} for each in found]
         scopes = {use: scope for use, scope in SCOPES.items() if use in uses}
-        show_json({"permissions": rows, "scopes_of_user_tokens": scopes, "names_that_do_not_exist": INVENTED})
+        show_json({"permissions": rows, "scopes_of_user_tokens": scopes, "names_not_in_the_sdk": NOT_IN_SDK})
     else:
         _show_checks(found, uses)
     return worst
 
 
-def _topic_requirements(client: GenesysClient, topics: Sequence[str]) -> list[Requirement]:
-    """The permissions that Genesys names for these topics."""
+def _topic_requirements(client: GenesysClient, topics: Sequence[str], uses: Sequence[Use]) -> list[Requirement]:
+    """The permissions that Genesys names for these topics. Only a subscription needs them."""
     if not topics:
         return []
     offered = {topic.name: topic for topic in offered_topics(client, preview=True)}
     found = []
     for name in check_topics(topics, template=True):
-        template = name if name in offered else topic_of(name)[0]
-        if template not in offered:
+        topic = offered.get(name) or offered.get(topic_of(name)[0] or "")
+        if topic is None:
             raise SettingError(f"Genesys Cloud does not offer the topic {name}; see `oncegate genesys topics`")
-        found += [Requirement(each, "listen", f"receive {name}") for each in offered[template].permissions]
+        if topic.own_user_only and "listen" in uses:
+            raise SettingError(
+                f"only the user of the topic can receive {name} over the WebSocket, and an OAuth client with the grant"
+                " type Client Credentials has no user; leave out the topic, or check it with --for eventbridge"
+            )
+        needed, purpose = topic.permissions, f"receive {name}"
+        if topic.any_permission:
+            found += [Requirement(needed[0], "listen", purpose, alternatives=needed[1:])] if needed else []
+        else:
+            found += [Requirement(each, "listen", purpose) for each in needed]
     return found
 
 
 def _show_checks(found: Sequence[Check], uses: Sequence[Use]) -> None:
-    rows = [(each.requirement.permission, each.granted, each.requirement.needed_to) for each in found]
+    rows = [(each.requirement.text, each.granted, each.requirement.needed_to) for each in found]
     if rows:
         show_table(("permission", "granted", "needed to"), rows, ("permission", "granted"))
         print_text("")
-    if missing := [each.requirement.permission for each in found if each.granted == "no"]:
+    if missing := [each.requirement.text for each in found if each.granted == "no"]:
         print_text(f"Grant these permissions to a role of the OAuth client: {', '.join(dict.fromkeys(missing))}.")
     if any(each.granted == "unknown" for each in found):
         print_text(UNKNOWN)
@@ -156,7 +173,7 @@ def _show_checks(found: Sequence[Check], uses: Sequence[Use]) -> None:
     print_text("To receive events by EventBridge or by webhook, no permission and no scope is needed.")
     scopes = ", ".join(sorted({SCOPES[use] for use in uses}))
     print_text(f"Genesys documents these permissions. It checks scopes only of user tokens, which need: {scopes}.")
-    print_text(f"Tutorials also name {', '.join(INVENTED)}. Genesys Cloud has no such permission or scope.")
+    print_text(f"Tutorials also name {', '.join(NOT_IN_SDK)}. The official SDK of Genesys has no such name.")
 
 
 # ── Open Messaging ────────────────────────────────────────────────────────────────────────────────────────
@@ -199,15 +216,31 @@ def setup_open_messaging(
 
 
 def _checked_route(url: str, route: str | None) -> str:
-    parts = urlsplit(url)
-    if parts.scheme != "https" or not parts.hostname or parts.username or parts.fragment or parts.query:
+    path = _path_of(url)
+    if path is None:
         raise SettingError(
-            f"--url {url!r} is not a public https URL; write it like https://events.example.com/events/messages"
+            f"--url {quoted(url)} is not a public https URL; write it like https://events.example.com/events/messages"
         )
-    found = route or parts.path.rstrip("/").rpartition("/")[2]
+    found = route or path.rstrip("/").rpartition("/")[2]
     if not found:
         raise SettingError("--url has no path; end it with the name of the route, or name the route with --route")
+    try:
+        check_name(found)
+    except SettingError as error:
+        where = "--route" if route else "the last part of --url"
+        raise SettingError(f"{where}: {error}. Change it, or name the route with --route") from None
     return found
+
+
+def _path_of(url: str) -> str | None:
+    """The path of a public https URL; None if it is not one."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # of an invalid host or port
+        return None
+    is_public = parts.scheme == "https" and host and "@" not in parts.netloc and not parts.query and not parts.fragment
+    return parts.path if is_public else None
 
 
 def _message_secret(settings: Settings, variable: str | None, file: str | None) -> str | None:
@@ -268,16 +301,17 @@ def down_open_messaging(settings: Settings, name: str, *, yes: bool, dry_run: bo
     with Progress() as progress, connected(settings, progress) as client:
         genesys = genesys_platform(client)
         steps = genesys.plan_removal(genesys.existing_parts([open_messaging_part(name, "")]))
-        if steps:
-            show_plan(steps, "text")
-        deletions = [(genesys, step) for step in steps if step.action == "delete"]
-        if not deletions:
-            print_text(f"Nothing to delete: {COMMAND} created no Open Messaging integration with the name {name}.")
-        elif not dry_run:
-            if not yes:
-                confirm_deletion(len(deletions), client.place.name)
-            carry_out_all(deletions, progress)
-            print_text("The route in the settings file was not changed. Remove it when no more messages arrive.")
+        nothing = f"{COMMAND} created no Open Messaging integration with the name {name}"
+        are_deleted = remove_all(
+            [(genesys, step) for step in steps],
+            progress,
+            place=client.place.name,
+            nothing=nothing,
+            yes=yes,
+            dry_run=dry_run,
+        )
+    if are_deleted:
+        print_text("The route in the settings file was not changed. Remove it when no more messages arrive.")
 
 
 # ── listen ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from oncegate.cli.doctor import examine_deployment
 from oncegate.cli.genesys_actions import connected
-from oncegate.cli.infra_actions import addresses, connect, place_text
+from oncegate.cli.infra_actions import addresses, connect, place_text, removal_steps
 from oncegate.cli.output import print_text, show_facts, show_json
-from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
+from oncegate.cli.steps import carry_out_all, print_kept, remove_all, show_plan, step_fields, summary
 from oncegate.genesys.integrations import (
     COMMAND,
     eventbridge_part,
@@ -19,7 +19,7 @@ from oncegate.genesys.integrations import (
 )
 from oncegate.genesys.topics import check_topics
 from oncegate.infra.design import Design
-from oncegate.infra.plan import aws_platform, possible_parts
+from oncegate.infra.plan import aws_platform, plan_leftovers
 from oncegate.infra.platform import Part, Platform, Step
 from oncegate.infra.wanted import Wanted, checked
 from oncegate.settings import Settings
@@ -44,14 +44,18 @@ def setup_eventbridge(
         awaited = Part("source", source, source, {}, wanted.name)
         steps: list[tuple[Platform[Any], Step]] = [(genesys, step) for step in genesys.plan([integration])]
         steps += [(aws, step) for step in aws.plan([awaited, *design.parts()])]
+        steps += [(aws, step) for step in plan_leftovers(cloud, design, prune=False)]
         planned = [step for _, step in steps]
+        to_delete = f"use `oncegate infra up` with --partner-source {source}, the same options and --prune"
         if dry_run:
             show_plan(planned, output)
+            print_kept(planned, output, to_delete)
             return 0
         carry_out_all(steps, progress, output)
     if output == "text":
         print_text("")
         print_text(summary(planned))
+        print_kept(planned, output, to_delete)
         show_facts({"source": source, **addresses(design)})
         print_text("")
     parts = {"name": wanted.name, "queue": None, "function": None, "rule": None, "bus": source, "table": None}
@@ -73,19 +77,12 @@ def down_eventbridge(
     dry_run: bool,
 ) -> None:
     with connect(region, endpoint) as (cloud, place, progress), connected(settings, progress) as client:
-        genesys, aws = genesys_platform(client), aws_platform(cloud)
+        genesys = genesys_platform(client)
         integration = eventbridge_part(name, place.account, place.region, name, ())
         steps: list[tuple[Platform[Any], Step]] = [
             (genesys, step) for step in genesys.plan_removal(genesys.existing_parts([integration]))
         ]
-        removed = aws.plan_removal(aws.existing_parts(possible_parts(cloud, name, place)))
-        steps += [(aws, step) for step in removed if not (keep_table and step.part.kind == "table")]
-        if steps:
-            show_plan([step for _, step in steps], "text")
-        deletions = [(platform, step) for platform, step in steps if step.action == "delete"]
-        if not deletions:
-            print_text(f"Nothing to delete: {COMMAND} created nothing with the name {name} in {place.region}.")
-        elif not dry_run:
-            if not yes:
-                confirm_deletion(len(deletions), f"{client.place.name} and {place_text(place)}")
-            carry_out_all(deletions, progress)
+        steps += removal_steps(cloud, name, place, keep_table=keep_table)
+        where = f"{client.place.name} and {place_text(place)}"
+        nothing = f"{COMMAND} created nothing with the name {name} in {place.region}"
+        remove_all(steps, progress, place=where, nothing=nothing, yes=yes, dry_run=dry_run)

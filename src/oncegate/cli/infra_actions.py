@@ -6,11 +6,10 @@ from typing import Any
 
 from oncegate.aws.cloud import Cloud
 from oncegate.cli.output import Progress, print_text, show_facts, show_json, show_plain_table
-from oncegate.cli.steps import carry_out_all, confirm_deletion, show_plan, step_fields, summary
-from oncegate.durations import times
+from oncegate.cli.steps import carry_out_all, confirm_deletion, print_kept, remove_all, show_plan, step_fields, summary
 from oncegate.infra.design import Design, Placement
 from oncegate.infra.plan import aws_platform, plan_leftovers, possible_parts
-from oncegate.infra.platform import Step
+from oncegate.infra.platform import Platform, Step
 from oncegate.infra.template import template as made_template
 from oncegate.infra.wanted import Wanted
 
@@ -21,7 +20,7 @@ def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: b
         steps = [*platform.plan(design.parts()), *plan_leftovers(cloud, design, prune=prune)]
         if dry_run:
             show_plan(steps, output)
-            _print_kept(steps, output)
+            print_kept(steps, output, "add --prune")
             return
         deletions = [step for step in steps if step.action == "delete"]
         if deletions and not yes:
@@ -34,35 +33,21 @@ def up(wanted: Wanted, region: str | None, *, prune: bool, yes: bool, dry_run: b
         return
     print_text("")
     print_text(summary(steps))
-    _print_kept(steps, output)
+    print_kept(steps, output, "add --prune")
     show_facts(addresses(design))
-
-
-def _print_kept(steps: list[Step], output: str) -> None:
-    kept = [step for step in steps if step.action == "leave"]
-    if kept and output == "text":
-        print_text(
-            f"An earlier run created {times(len(kept), 'part')} of {kept[0].part.deployment} that these options do not"
-            " include. They were not changed; add --prune to delete them."
-        )
 
 
 def down(name: str, region: str | None, endpoint: str | None, *, yes: bool, keep_table: bool, dry_run: bool) -> None:
     with connect(region, endpoint) as (cloud, place, progress):
-        platform = aws_platform(cloud)
-        steps = platform.plan_removal(platform.existing_parts(possible_parts(cloud, name, place)))
-        steps = [step for step in steps if not (keep_table and step.part.kind == "table")]
-        deletions = [step for step in steps if step.action == "delete"]
-        if steps:
-            show_plan(steps, "text")
-        if not deletions:
-            print_text(f"Nothing to delete: oncegate infra created no parts with the name {name} in {place.region}.")
-            return
-        if dry_run:
-            return
-        if not yes:
-            confirm_deletion(len(deletions), place_text(place))
-        carry_out_all([(platform, step) for step in deletions], progress)
+        nothing = f"oncegate infra created no parts with the name {name} in {place.region}"
+        steps = removal_steps(cloud, name, place, keep_table=keep_table)
+        remove_all(steps, progress, place=place_text(place), nothing=nothing, yes=yes, dry_run=dry_run)
+
+
+def removal_steps(cloud: Cloud, name: str, place: Placement, *, keep_table: bool) -> list[tuple[Platform[Cloud], Step]]:
+    platform = aws_platform(cloud)
+    steps = platform.plan_removal(platform.existing_parts(possible_parts(cloud, name, place)))
+    return [(platform, step) for step in steps if not (keep_table and step.part.kind == "table")]
 
 
 def place_text(place: Placement) -> str:

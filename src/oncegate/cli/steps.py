@@ -43,6 +43,40 @@ def carry_out_all(steps: Sequence[tuple[Platform[Any], Step]], progress: Progres
             print_text(f"{_DONE[step.action].ljust(_WIDTH)}  {step.part.kind.ljust(width)}  {step.part.name}{why}")
 
 
+def remove_all(
+    steps: Sequence[tuple[Platform[Any], Step]],
+    progress: Progress,
+    *,
+    place: str,
+    nothing: str,
+    yes: bool,
+    dry_run: bool,
+) -> bool:
+    """Show the steps of a removal, ask, and delete the parts. Returns whether parts were deleted. `nothing` says that
+    there is nothing to delete, and where."""
+    if steps:
+        show_plan([step for _, step in steps], "text")
+    deletions = [(platform, step) for platform, step in steps if step.action == "delete"]
+    if not deletions:
+        print_text(f"Nothing to delete: {nothing}.")
+    if not deletions or dry_run:
+        return False
+    if not yes:
+        confirm_deletion(len(deletions), place)
+    carry_out_all(deletions, progress)
+    return True
+
+
+def print_kept(steps: Sequence[Step], output: str, how: str) -> None:
+    """Say that parts of an earlier run are left, and how to delete them."""
+    kept = [step for step in steps if step.action == "leave"]
+    if kept and output == "text":
+        print_text(
+            f"An earlier run created {times(len(kept), 'part')} of {kept[0].part.deployment} that these options do not"
+            f" include. They were not changed; {how} to delete them."
+        )
+
+
 def summary(steps: Sequence[Step]) -> str:
     changed, deleted = (
         sum(step.action in actions for step in steps) for actions in (("create", "change"), ("delete",))

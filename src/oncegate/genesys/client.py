@@ -72,7 +72,7 @@ class ClientCredentials:
 class GenesysClient:
     """Sends requests to one region. Thread-safe.
 
-    A request is retried after 429 and after failures, at most 5 times in total. A request that creates something is
+    After 429 and after failures, a request is sent again, at most 5 times in total. A request that creates something is
     not retried after a failure that it may have survived. `on_wait` is called with the reason before each pause.
     `clock` and `sleep` are replaced in tests."""
 
@@ -174,7 +174,8 @@ class GenesysClient:
         if status == _UNAUTHORIZED:
             raise GenesysDenied(f"{self._place} does not accept its own token for {what} ({message}); try again")
         if status == _FORBIDDEN:
-            needed = f"grant {' or '.join(permissions)} to a role of the OAuth client" if permissions else "check roles"
+            needed = " or ".join(permissions) or "the permission for it"
+            needed = f"grant {needed} to a role of the OAuth client (in Genesys Cloud: Admin > Integrations > OAuth)"
             raise GenesysDenied(f"{self._place} does not allow {what} ({message}); {needed}", permissions)
         if status == _NOT_FOUND:
             raise GenesysMissing(f"{self._place} has nothing at {what} ({message}); check the id and the region")

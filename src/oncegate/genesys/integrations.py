@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from oncegate.backoff import wait_until
 from oncegate.errors import GenesysError
 from oncegate.genesys.client import GenesysClient
 from oncegate.infra.platform import MADE_BY, NAME_TAG, FoundPart, Part, PartKind, Platform
@@ -19,9 +20,9 @@ _TYPE: Final = "amazon-eventbridge-source"
 _INTEGRATIONS: Final = "/api/v2/integrations"
 _OPEN: Final = "/api/v2/conversations/messaging/integrations/open"
 _CONFIGURED: Final = ("awsAccountId", "awsAccountRegion", "eventSourceSuffix", "eventFilter")
+_ACTIVE, _ERROR = "ACTIVE", "ERROR"
+_STALE_LIMIT: Final = 30.0  # seconds
 _NAME_HEADER: Final = "X-Oncegate-Name"
-_WAIT_LIMIT: Final = 120.0  # seconds
-_POLL_INTERVAL: Final = 0.5
 # Returns the secret; None if it is created by an earlier step of the plan.
 Secret: TypeAlias = Callable[[], str | None]
 _SECRET: Final = "outboundNotificationWebhookSignatureSecretToken"  # noqa: S105  # the name of a field
@@ -56,7 +57,7 @@ def eventbridge_part(name: str, account: str, region: str, suffix: str, topics: 
         "eventSourceSuffix": suffix,
         "eventFilter": sorted(topics),
         "intendedState": "ENABLED",
-        "reportedState": "ACTIVE",
+        "reportedState": _ACTIVE,
     }
     return Part(EVENTBRIDGE, f"oncegate-{name}", "", properties, name)
 
@@ -93,9 +94,9 @@ def _create_eventbridge(client: GenesysClient, part: Part) -> None:
     _configure(client, part, str(created["id"]))
 
 
-def _configure(client: GenesysClient, part: Part, id_: str) -> None:
+def _configure(client: GenesysClient, part: Part, id_: str, state: str | None = None) -> None:
     """Write the configuration, enable the integration, and wait until it is active. The configuration has a version,
-    so that two people do not overwrite each other's changes."""
+    so that two people do not overwrite each other's changes. `state` is the reported state before the change."""
     config = client.call("GET", f"{_INTEGRATIONS}/{id_}/config/current") or {}
     body = {
         "name": part.name,
@@ -107,15 +108,27 @@ def _configure(client: GenesysClient, part: Part, id_: str) -> None:
     }
     client.call("PUT", f"{_INTEGRATIONS}/{id_}/config/current", body=body)
     client.call("PATCH", f"{_INTEGRATIONS}/{id_}", body={"intendedState": part.properties["intendedState"]})
-    _wait_until(client, lambda: _is_active(client, part, id_), f"the integration {part.name}")
+    _wait_until_active(client, part, id_, state)
 
 
-def _is_active(client: GenesysClient, part: Part, id_: str) -> bool:
-    reported = (client.call("GET", f"{_INTEGRATIONS}/{id_}") or {}).get("reportedState") or {}
-    if reported.get("code") == "ERROR":
-        why = (reported.get("detail") or {}).get("message") or "no reason is given"
-        raise GenesysError(f"Genesys Cloud could not enable the integration {part.name} ({why}); correct it and retry")
-    return reported.get("code") == "ACTIVE"
+def _wait_until_active(client: GenesysClient, part: Part, id_: str, state: str | None) -> None:
+    """Genesys Cloud changes the reported state some time after its answer. So an ERROR from before the change is an
+    error only after another state was reported, or after half a minute."""
+    final_at = time.monotonic() + (_STALE_LIMIT if state == _ERROR else 0)
+
+    def is_active() -> bool:
+        nonlocal final_at
+        reported = (client.call("GET", f"{_INTEGRATIONS}/{id_}") or {}).get("reportedState") or {}
+        if reported.get("code") != _ERROR:
+            final_at = 0.0
+        elif time.monotonic() >= final_at:
+            why = (reported.get("detail") or {}).get("message") or "no reason is given"
+            raise GenesysError(
+                f"Genesys Cloud could not enable the integration {part.name} ({why}); correct it and retry"
+            )
+        return bool(reported.get("code") == _ACTIVE)
+
+    _wait_until(client, part, is_active)
 
 
 def _delete_eventbridge(client: GenesysClient, _part: Part, found: FoundPart) -> None:
@@ -130,7 +143,7 @@ _EVENTBRIDGE_KIND: Final = PartKind[GenesysClient](
     _TYPE,
     _read_eventbridge,
     _create_eventbridge,
-    lambda client, part, found: _configure(client, part, found.arn),
+    lambda client, part, found: _configure(client, part, found.arn, found.properties["reportedState"]),
     _delete_eventbridge,
 )
 
@@ -157,19 +170,26 @@ def _open_messaging_kind(secret: Secret, replace_secret: bool) -> PartKind[Genes
     def create(client: GenesysClient, part: Part) -> None:
         created = client.call("POST", _OPEN, body={"name": part.name, **_body(part)})
         id_ = str(created["id"])
-        _wait_until(client, lambda: _is_created(client, part, id_), f"the integration {part.name}")
+        _wait_until(client, part, lambda: _is_created(client, part, id_))
 
     def change(client: GenesysClient, part: Part, found: FoundPart) -> None:
-        client.call("PATCH", f"{_OPEN}/{found.arn}", body=_body(part))
+        # A PATCH replaces all headers. A person may have added some, such as the key of a gateway.
+        headers = {**found.properties["webhookHeaders"], **part.properties["webhookHeaders"]}
+        client.call("PATCH", f"{_OPEN}/{found.arn}", body={**_body(part), "webhookHeaders": headers})
 
     def _body(part: Part) -> dict[str, Any]:
         return {**{name: value for name, value in part.properties.items() if name != "secret"}, _SECRET: secret()}
 
     def _found_open(found: Mapping[str, Any]) -> FoundPart:
-        headers = found.get("webhookHeaders") or {}
-        owner = {name.lower(): value for name, value in headers.items()}.get(_NAME_HEADER.lower())
+        # The name of a header has no case, so our header gets our way to write it, however Genesys Cloud writes it.
+        headers = {
+            _NAME_HEADER if name.lower() == _NAME_HEADER.lower() else name: value
+            for name, value in (found.get("webhookHeaders") or {}).items()
+        }
+        owner = headers.get(_NAME_HEADER)
         tags = {} if owner is None else {MADE_BY: "oncegate", NAME_TAG: owner}
-        properties = {name: found.get(name) for name in ("outboundNotificationWebhookUrl", "webhookHeaders")}
+        url = found.get("outboundNotificationWebhookUrl")
+        properties = {"outboundNotificationWebhookUrl": url, "webhookHeaders": headers}
         # Genesys Cloud may not show the secret. A secret that it shows is compared.
         wanted = secret()
         is_same = wanted is not None and not replace_secret and found.get(_SECRET) in (None, "", wanted)
@@ -189,11 +209,5 @@ def _is_created(client: GenesysClient, part: Part, id_: str) -> bool:
     return found.get("createStatus") in (None, "Completed")
 
 
-def _wait_until(client: GenesysClient, ready: Callable[[], bool], what: str) -> None:
-    """Call `ready` until it returns true. Raises GenesysError after two minutes."""
-    deadline = time.monotonic() + _WAIT_LIMIT
-    while not ready():
-        if time.monotonic() > deadline:
-            raise GenesysError(f"{what} was not ready after {_WAIT_LIMIT:.0f} s; run the command again later")
-        client.on_wait(what)
-        time.sleep(_POLL_INTERVAL)
+def _wait_until(client: GenesysClient, part: Part, ready: Callable[[], bool]) -> None:
+    wait_until(ready, f"the integration {part.name}", client.on_wait, GenesysError)

@@ -52,7 +52,7 @@ def place_of(region: str, endpoint: str | None = None) -> GenesysPlace:
     if endpoint is not None:
         return _emulator(endpoint)
     written = region.strip().lower()
-    host = urlsplit(written).hostname or "" if "://" in written else written
+    host = _host_of(written) if "://" in written else written
     for prefix in _PREFIXES:
         host = host.removeprefix(prefix)
     domain = REGIONS.get(host, host)
@@ -77,9 +77,19 @@ def configured_place(settings: Settings) -> GenesysPlace | None:
 
 def _emulator(endpoint: str) -> GenesysPlace:
     address = endpoint.rstrip("/")
-    if not _ENDPOINT.fullmatch(address):
+    if not _ENDPOINT.fullmatch(address) or not _host_of(address):
         raise SettingError(
             f"{quoted(endpoint)} is not the address of an emulator; write it like http://127.0.0.1:8085. Only this"
             " machine may be addressed without https://, because the secret is sent there"
         )
     return GenesysPlace(address, address, address)
+
+
+def _host_of(address: str) -> str:
+    """The host of an address; empty if the host or the port is not valid."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    return host or ""

@@ -12,7 +12,7 @@ from oncegate.sources.topics import Topic, topic_of
 from oncegate.text import quoted
 
 _PATH: Final = "/api/v2/notifications/availabletopics"
-_EXPANDED: Final = ("description", "requiresPermissions", "schema", "transports", "visibility", "permissionDetails")
+_EXPANDED: Final = ("description", "requiresPermissions", "schema", "transports", "visibility")
 _BODY_TIME: Final = "topic + content"
 _ENVELOPE_TIME: Final = "topic + content + send time"
 _MOST_DEPTH: Final = 8
@@ -21,7 +21,10 @@ _PLACEHOLDER: Final = "{id}"
 
 class OfferedTopic(Struct, frozen=True):
     """A topic. `time`, `id` and `entity` are paths in the body that the schema of the topic has; None if there is none.
-    `key` is what the default key is made from."""
+    `key` is what the default key is made from.
+
+    With `any_permission`, one of the permissions is enough. If `own_user_only` is true, Genesys Cloud sends the topic
+    only to the user that its name contains, so an OAuth client without a user cannot subscribe to it."""
 
     name: str
     description: str
@@ -31,6 +34,8 @@ class OfferedTopic(Struct, frozen=True):
     key: str
     transports: tuple[str, ...]
     permissions: tuple[str, ...]
+    any_permission: bool
+    own_user_only: bool
     is_preview: bool
 
 
@@ -54,18 +59,27 @@ def _offered(found: Mapping[str, Any]) -> OfferedTopic:
         time,
         " + ".join(own) or None,
         _first(rule.entity, paths) or ("id in the topic" if _PLACEHOLDER in name else None),
-        _key_of(rule, own, time),
+        _key_of(rule, time),
         tuple(found.get("transports") or ()),
         tuple(found.get("requiresPermissions") or ()),
+        bool(found.get("requiresAnyValidator")),
+        _is_for_own_user(found),
         found.get("visibility") == "Preview",
     )
 
 
-def _key_of(rule: Topic, own: Sequence[str], time: str | None) -> str:
+def _is_for_own_user(found: Mapping[str, Any]) -> bool:
+    """Whether the user of the topic is required, and not one of several conditions of which one is enough."""
+    others = found.get("requiresPermissions") or found.get("requiresDivisionPermissions")
+    one_is_enough = found.get("requiresAnyValidator") or found.get("requiresCurrentUserOrPermission")
+    return bool(found.get("requiresCurrentUser") and not (one_is_enough and others))
+
+
+def _key_of(rule: Topic, time: str | None) -> str:
     if rule.frame:
         return "no event"
-    if rule.identifies and own:
-        return " + ".join(own)
+    if rule.key_members:
+        return " + ".join(map(".".join, rule.key_members))
     return _BODY_TIME if time is not None else _ENVELOPE_TIME
 
 

@@ -11,7 +11,7 @@ from oncegate.errors import SettingError
 from oncegate.settings.parsing import checked
 from oncegate.settings.schema import GATE, HANDLER_OPTIONS, KEY, OF_ROUTE, OF_SIGNATURE, READ, SETTINGS, TABLES, Setting
 from oncegate.settings.settings import DEFAULT, Settings, disagreements
-from oncegate.text import unknown
+from oncegate.text import quoted, unknown
 
 ROUTE: Final = "route"
 UNSIGNED: Final = "none"
@@ -19,6 +19,10 @@ _OUTSIDE_ROUTES: Final = "default"  # the name of the path `/events`
 NO_ROUTE: Final = "(no route)"  # not a valid name of a route, so no route can have this name
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+_NAME_RULE: Final = (
+    "invalid name of a route; it is part of the URL, so use small letters, digits, - and _, at most 64, the first one a"
+    " letter or a digit"
+)
 # The settings that the table of a route may contain, by their names in this table. Settings that all routes share, such
 # as the store, are not included.
 _ALLOWED: Final[Mapping[str, Setting]] = {
@@ -68,6 +72,12 @@ def name_of(path: str) -> str:
     return path.removeprefix("/events").removeprefix("/") or _OUTSIDE_ROUTES
 
 
+def check_name(name: str) -> None:
+    """Raises SettingError if no route can have this name."""
+    if not _NAME.fullmatch(name):
+        raise SettingError(f"{quoted(name)} is an {_NAME_RULE}")
+
+
 def is_described(settings: Settings) -> bool:
     """Whether the settings configure a service."""
     return bool(settings.routes) or any(settings.chosen(setting.path) is not None for setting in TABLES["serve"])
@@ -114,9 +124,7 @@ class _Route:
 
     def read(self, table: Any) -> Iterator[str]:
         if not _NAME.fullmatch(self._name):
-            yield (
-                f"{self._origin}: invalid name of a route; it is part of the URL, so use small letters, digits, - and _"
-            )
+            yield f"{self._origin}: {_NAME_RULE}"
         elif not isinstance(table, dict):
             yield f"{self._origin}: it must be a table: write [{ROUTE}.{self._name}] and its settings below it"
         else:

@@ -211,8 +211,9 @@ def _id_within(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> str 
 def _identity(topic: Topic, body: dict[str, Any], own: tuple[Any, ...]) -> tuple[Any, ...]:
     if topic.each is None:
         return (topic.name, *own)
-    final = [at(item, ("isFinal",)) for item in at(body, topic.each)]
-    return (topic.name, name(body.get("communicationId")), *zip(own, final, strict=True))
+    marks = [[at(item, path) for path in topic.marks] for item in at(body, topic.each)]
+    also = (name(at(body, path)) for path in topic.also)
+    return (topic.name, *also, *((id_, *found) for id_, found in zip(own, marks, strict=True)))
 
 
 def _snapshot_state(topic_name: str | None, kind: str | None, body: dict[str, Any]) -> str | None:

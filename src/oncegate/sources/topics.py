@@ -45,7 +45,8 @@ class Topic(Struct, frozen=True):
     - `names`: paths in the body to the id that the topic's name contains.
     - `own`: paths to the id of the event itself.
     - `each`: path to a list whose items each have an id. The paths of `own` then start at an item of this list.
-    - `identifies`: the key is made from `own` alone.
+    - `identifies`: the key is made from `own`, with `also` and `marks`.
+    - `also`: further paths in the body. `marks`: further paths in each item.
     - `latest`: if the body has several times, the latest time is the time of the event.
     - `snapshot`: the state is inside the participants.
     - `frame`: a message of this topic is not an event.
@@ -60,9 +61,19 @@ class Topic(Struct, frozen=True):
     own: tuple[Path, ...] = ()
     each: Path | None = None
     identifies: bool = False
+    also: tuple[Path, ...] = ()
+    marks: tuple[Path, ...] = ()
     latest: bool = False
     snapshot: bool = False
     frame: bool = False
+
+    @property
+    def key_members(self) -> tuple[Path, ...]:
+        """Paths to all members that the key is made from. Empty if the key is made from the content, as it also is for
+        an event that lacks a path of `own`."""
+        if not self.identifies:
+            return ()
+        return (*self.also, *((*(self.each or ()), *path) for path in (*self.own, *self.marks)))
 
 
 _ANY = Topic("any")
@@ -75,6 +86,8 @@ _TRANSCRIPTION = Topic(
     own=(("utteranceId",),),
     each=("transcripts",),
     identifies=True,
+    also=(("communicationId",),),
+    marks=(("isFinal",),),
 )
 _ATTRIBUTES = Topic("attributes", part=places("participantId"))
 _CHAT_MESSAGE = Topic("message", part=(), own=(("id",),))
