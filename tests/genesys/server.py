@@ -436,7 +436,8 @@ class FakeGenesys:
         try:
             async for message in socket:
                 if json.loads(message) == {"message": "ping"} and not self.is_silent:
-                    await socket.send(metadata("pong"))
+                    with suppress(ConnectionClosed):
+                        await socket.send(metadata("pong"))
         finally:
             beating.cancel()
             if channel.socket is socket:

@@ -1,5 +1,6 @@
 """Lanes: a channel is replaced before it ends, and a time without a channel is a gap."""
 
+import asyncio
 import re
 import time
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from oncegate.errors import QueueError
+from oncegate.genesys.notifications import Channel, ChannelReader
 from tests.genesys.conftest import Listen
 from tests.genesys.listening import MEMBERS, PRESENCE, QUICK, handled, presence, until_replaced
 from tests.genesys.server import FakeGenesys, problem
@@ -98,6 +100,28 @@ class TestReplacement:
         fake.publish(PRESENCE, presence(2))
         handled(listening, 2)
         assert (fake.lost, listening.gaps) == ([], [])
+
+
+def test_a_stop_while_a_channel_is_closed() -> None:
+    """A listener that is stopped while it waits for the end of a channel stops."""
+
+    async def stopped() -> bool:
+        async def slow_end() -> None:
+            try:
+                await asyncio.sleep(20)
+            finally:
+                await asyncio.sleep(0.05)
+
+        reader = ChannelReader(Channel("c-1", "", 0, 60), QUICK, lambda _reader, _raw: None)
+        reader._task = asyncio.create_task(slow_end())
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(reader.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        await asyncio.wait([closing])
+        return closing.cancelled()
+
+    assert asyncio.run(stopped())
 
 
 class TestSockets:

@@ -200,10 +200,11 @@ class ChannelReader:
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])  # `await self._task` cannot tell who is cancelled, the task or the caller
         if self._socket is not None:
             await self._socket.close()
+        if self._task is not None and not self._task.cancelled():
+            self._task.result()
 
     async def _read(self, socket: ClientConnection) -> None:
         try:
