@@ -1,6 +1,7 @@
 """Addresses of NATS JetStream, and how to connect to a server. Workers and publishers use this module."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,6 +17,7 @@ try:
 except ImportError as _error:
     raise MissingExtra("the use of NATS", "nats") from _error
 
+_log: Final = logging.getLogger("oncegate.nats")
 FAILURES: Final = (NatsError, OSError, TimeoutError)
 _CONNECTION: Final = ("credentials", "token_file", "ca", "certificate", "certificate_key")
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -69,16 +71,36 @@ def connect_options(address: NatsAddress) -> dict[str, Any]:
     return options
 
 
+class TlsMissing(NatsError):
+    """The server does not offer TLS, or somebody on the way has removed its offer."""
+
+
+class _TlsClient(Client):
+    """A client that sends no login without TLS. nats-py itself uses TLS only if the server requires it, and would
+    otherwise send the password unencrypted. Each connection begins with a call of `_process_info`, before the login."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            assert self._transport is not None  # noqa: S101  # the information came over it
+            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py leaves it open
+            raise TlsMissing("the server does not offer TLS, so no login was sent; enable TLS on the server")
+        await super()._process_info(info, initial_connection)
+
+
 async def connect(address: NatsAddress, **callbacks: Any) -> Client:
     """Connect to the server. If it cannot be reached now, this fails; a connection that is lost later comes back by
     itself. `callbacks` are those of the client, such as `reconnected_cb`."""
-    errors: list[Exception] = []
+    last: Exception | None = None
+    is_reconnecting = False
 
     async def note(error: Exception) -> None:
-        errors[:] = [error]
+        nonlocal last
+        if is_reconnecting and isinstance(error, TlsMissing) and not isinstance(last, TlsMissing):
+            _log.warning("NATS at %s: %s", address.server, error)
+        last = error
 
     options = connect_options(address)
-    client = Client()
+    client = _TlsClient() if address.is_encrypted else Client()
     try:
         # With an unlimited number of reconnects, `connect` itself would wait for the server without end.
         async with asyncio.timeout(_CONNECT_WITHIN):
@@ -92,9 +114,10 @@ async def connect(address: NatsAddress, **callbacks: Any) -> Client:
             )
     except BaseException as error:
         await client.close()
-        if isinstance(error, TimeoutError) and errors:
-            raise errors[0] from error
+        if isinstance(error, TimeoutError) and last is not None:
+            raise last from error
         raise
+    is_reconnecting = True
     return client
 
 
