@@ -49,9 +49,12 @@ class Mover(Protocol):
     def must_follow(self, work: MessageEvent) -> bool:
         """Whether an earlier event of the lane was moved and may still wait. This event must then be moved, too."""
 
+    def can_move(self, work: MessageEvent) -> bool:
+        """Whether an event that has run may be moved. Otherwise it runs again here."""
+
     async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:
         """Move an event that should run again after `pause` seconds. `work.item` has its last run, and `item` is the
-        event as it was before that run. Returns False if the event could not be moved."""
+        event as it was before that run. Returns False if the event could not be moved now."""
 
     @property
     def figures(self) -> Figures:
@@ -168,11 +171,15 @@ class InboxMover:
     def must_follow(self, work: MessageEvent) -> bool:
         return work.lane in self._lanes
 
+    def can_move(self, work: MessageEvent) -> bool:
+        """An event whose publisher uses the same inbox must stay here."""
+        is_shared = isinstance(work.item, Job) and is_stage(work.item.key)
+        if is_shared:
+            self._warn()
+        return not is_shared
+
     async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:  # noqa: ARG002  # see Mover
         """Store the event. The inbox may run it at once: if it fails, the store knows the next pause."""
-        if isinstance(work.item, Job) and is_stage(work.item.key):
-            self._warn()
-            return False
         (stored,) = await self._context.engine.async_runner.admit([item])
         outcome = stored.outcome
         if not outcome.acked:
@@ -247,8 +254,11 @@ class NoMover:
     def must_follow(self, work: MessageEvent) -> bool:  # noqa: ARG002  # see Mover
         return False
 
-    async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:  # noqa: ARG002  # see Mover
+    def can_move(self, work: MessageEvent) -> bool:  # noqa: ARG002  # see Mover
         return False
+
+    async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:
+        raise NotImplementedError
 
     def close(self) -> None:
         """There is nothing to close."""

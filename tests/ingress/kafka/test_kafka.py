@@ -19,6 +19,7 @@ from oncegate import Event, Gate, keys
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
 from oncegate.journal import open_journal
 from oncegate.sinks import publish
+from tests.gate.conftest import Stumbling
 from tests.ingress.kafka_server import REAL, KafkaServer, RealKafka, Topic
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -128,6 +129,23 @@ def test_a_long_delay(topic: Topic) -> None:
     with working(gate.worker(topic.source, handler)):
         topic.until_empty(20)
     assert gate.store.kept("default") == 1  # type: ignore[attr-defined]
+    gate.close()
+
+
+def test_a_failed_move_is_repeated_soon(topic: Topic) -> None:
+    """If the inbox cannot store the event, the move is tried again after a second. The delay that the handler requested
+    does not hold up the partition."""
+
+    async def handler(_event: Event) -> None:
+        raise RetryLater("come back", after=3_600)
+
+    topic.send(call(1))
+    store = Stumbling()
+    store.failures = {"admit": 1}
+    gate = Gate(store)
+    with working(gate.worker(topic.source, handler)):
+        topic.until_empty(20)
+    assert (store.failures, store.kept("default")) == ({"admit": 0}, 1)
     gate.close()
 
 
