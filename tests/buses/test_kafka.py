@@ -45,7 +45,7 @@ def test_an_address() -> None:
         ("kafka://a", "the URL has no name of a Kafka topic; write this"),
         ("kafka://a/..", "'..' is not the name of a Kafka topic"),
         ("kafka://a/b/c", "'b/c' is not the name of a Kafka topic"),
-        ("kafka://ann:p?ss@h/t", "a user or password in a Kafka URL must be percent-encoded; write this"),
+        ("kafka://ann:p?ss@h/t", "must be percent-encoded (an @ is written as %40); write this"),
         ("kafka://a/b?colour=red", "unknown option 'colour' in a Kafka URL; use group, mechanism, password_file, ca"),
     ],
 )

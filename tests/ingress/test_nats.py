@@ -39,6 +39,8 @@ def stream(nats: NatsServer) -> Stream:
         ("nats://h/a.b?consumer=crm", "'a.b' is not the name of a NATS stream"),
         ("nats:///events?consumer=crm", "has no host"),
         ("nats://h:x/events?consumer=crm", "the host or the port of the NATS URL is not valid"),
+        ("nats://h/events?consumer=crm&ca=/ca.pem", "the option ca of a NATS URL is for TLS; write 'nats+tls://"),
+        ("nats://h/events?consumer=crm&token_file=/no/such", "names a file that cannot be used: /no/such"),
         ("nats://h/events?consumer=crm&colour=red", "unknown option 'colour' in a NATS URL; use consumer,"),
     ],
 )

@@ -44,6 +44,9 @@ def classic(rabbit: Rabbit) -> RabbitQueue:
     [
         ("amqp://h", "the URL has no name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
         ("amqp:///events", "has no host"),
+        ("amqp://h/events?ca=/ca.pem", "the option ca of a RabbitMQ URL is for TLS; write 'amqps://"),
+        ("amqp://h/events?password_file=/p", "the option password_file of a RabbitMQ URL needs a user"),
+        ("amqp://ann@h/events?password_file=/no/such", "names a file that cannot be used: /no/such"),
         ("amqp://h/events?colour=red", "unknown option 'colour' in a RabbitMQ URL; use dead_letters, vhost,"),
         ("amqp://h/events?dead_letters=no", "dead_letters='no' is not a choice; it is one of gate, queue"),
     ],

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.urls import bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import TLS_FILES, bus_name, named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra
 
 try:
@@ -19,7 +19,7 @@ except ImportError as _error:
 
 _log: Final = logging.getLogger("oncegate.nats")
 FAILURES: Final = (NatsError, OSError, TimeoutError)
-_CONNECTION: Final = ("credentials", "token_file", "ca", "certificate", "certificate_key")
+_CONNECTION: Final = ("credentials", "token_file", *TLS_FILES)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _PORT: Final = 4222
 _CONNECT_WITHIN: Final = 5  # seconds
@@ -39,11 +39,11 @@ class NatsAddress(Struct, frozen=True):
 def read_address(url: str, own: Sequence[str], use: str) -> NatsAddress:
     """Parse `nats://HOST:PORT/STREAM?…`. `nats+tls://` uses TLS. `own` are the options of the caller, besides those of
     the connection, and `use` tells people what to write. Raises SettingError."""
-    parts = read_url(url, "NATS", _PORT, (*own, *_CONNECTION), use)
+    parts = read_url(url, "NATS", "nats+tls", _PORT, (*own, *_CONNECTION), use)
     return NatsAddress(
         server=parts.server,
         stream=checked_name(parts.path, "stream", use),
-        is_encrypted=parts.scheme == "nats+tls",
+        is_encrypted=parts.is_encrypted,
         user=parts.user,
         password=parts.password,
         options=parts.options,

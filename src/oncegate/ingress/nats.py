@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.nats import FAILURES, NatsAddress, checked_name, connect, error_text, read_address
+from oncegate.buses.nats import FAILURES, NatsAddress, checked_name, connect, connect_options, error_text, read_address
 from oncegate.carriers.buses import BusMessage
 from oncegate.durations import spoken
 from oncegate.errors import MissingExtra, QueueError
@@ -54,8 +54,9 @@ class ConsumerAddress(Struct, frozen=True):
 
 
 def read_consumer(url: str) -> ConsumerAddress:
-    """Parse `nats://HOST:PORT/STREAM?consumer=NAME`. Raises SettingError."""
+    """Parse `nats://HOST:PORT/STREAM?consumer=NAME`, and check the files that it names. Raises SettingError."""
     address = read_address(url, ("consumer",), _USE)
+    connect_options(address)
     return ConsumerAddress(address, checked_name(address.options.get("consumer", ""), "consumer", _USE))
 
 

@@ -20,7 +20,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.rabbitmq import FAILURES, RabbitAddress, answer_of, checked_name, connect, error_text, read_address
+from oncegate.buses.rabbitmq import (
+    FAILURES,
+    RabbitAddress,
+    answer_of,
+    checked_name,
+    connect,
+    error_text,
+    login_of,
+    read_address,
+)
 from oncegate.carriers.buses import BusMessage
 from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.events import Evidence
@@ -65,12 +74,13 @@ class WorkedQueue(Struct, frozen=True):
 
 
 def read_queue(url: str) -> WorkedQueue:
-    """Parse `amqp://HOST:PORT/QUEUE?…`. Raises SettingError."""
+    """Parse `amqp://HOST:PORT/QUEUE?…`, and check the files that it names. Raises SettingError."""
     address = read_address(url, ("dead_letters",), _USE)
     checked_name(address.queue, "queue", _USE)
     counter = address.options.get("dead_letters", _COUNTERS[0])
     if counter not in _COUNTERS:
         raise SettingError(not_a_choice("dead_letters", counter, _COUNTERS))
+    login_of(address)
     return WorkedQueue(address, counter == "queue")
 
 
