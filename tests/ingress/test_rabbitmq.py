@@ -308,6 +308,30 @@ def proxied(queue: RabbitQueue) -> Iterator[tuple[Proxy, str]]:
         yield proxy, f"amqp://127.0.0.1:{proxy.port}/{queue.name}"
 
 
+def test_a_file_that_is_missing_for_a_while(
+    queue: RabbitQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A password file that is missing when the worker connects again is an outage, and does not end the worker."""
+    (tmp_path / "password").write_text("guest")
+    handler, gate = Handler(), Gate("memory://")
+    with proxied(queue) as (proxy, url):
+        source = f"{url.replace('://', '://guest@')}?password_file={tmp_path}/password"
+        with working(gate.worker(source, handler)):
+            queue.send(call(1))
+            queue.until_empty()
+            (tmp_path / "password").rename(tmp_path / "away")
+            proxy.cut()
+            until(lambda: "is lost; nothing is received until this ends" in caplog.text, "the beginning")
+            proxy.mend()
+            time.sleep(1)
+            (tmp_path / "away").rename(tmp_path / "password")
+            until(lambda: "answers again, after" in caplog.text, "the end", 40)
+            queue.send(call(2))
+            queue.until_empty()
+    assert handler.ran == [1, 2]
+    gate.close()
+
+
 def test_the_server_is_away(queue: RabbitQueue, caplog: pytest.LogCaptureFixture) -> None:
     """A connection that is lost is told once, and once when it is back. A message of the lost channel is delivered
     again, and its handler has run once."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.urls import TLS_FILES, bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import TLS_FILES, bus_name, files_at_connect, named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra
 
 try:
@@ -99,7 +99,8 @@ async def connect(address: NatsAddress, **callbacks: Any) -> Client:
             _log.warning("NATS at %s: %s", address.server, error)
         last = error
 
-    options = connect_options(address)
+    with files_at_connect():
+        options = connect_options(address)
     client = _TlsClient() if address.is_encrypted else Client()
     try:
         # With an unlimited number of reconnects, `connect` itself would wait for the server without end.

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from oncegate.buses.urls import TLS_FILES, bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import TLS_FILES, bus_name, files_at_connect, named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra
 
 try:
@@ -89,7 +89,8 @@ def login_of(address: RabbitAddress) -> tuple[URL, ssl.SSLContext | None]:
 async def connect(address: RabbitAddress) -> Connection:
     """Connect to the server. A connection that is lost stays lost: a message must be acknowledged on the channel that
     has delivered it, so the clients of aio-pika that connect again by themselves are not used."""
-    url, context = login_of(address)
+    with files_at_connect():
+        url, context = login_of(address)
     connection = Connection(url, ssl_context=context, client_properties={"connection_name": "oncegate"})
     try:
         await answer_of(connection.connect())

@@ -109,6 +109,16 @@ def named_files(bus: str) -> Iterator[None]:
         raise SettingError(f"the {bus} URL names a file that cannot be used: {why}") from error
 
 
+@contextmanager
+def files_at_connect() -> Iterator[None]:
+    """Raise ConnectionError instead of SettingError. The files were read when the URL was checked, so a file that is
+    missing now, for example while it is replaced, is an outage that may end."""
+    try:
+        yield
+    except SettingError as error:
+        raise ConnectionError(str(error)) from error
+
+
 def read_secret(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         return file.read().strip()
