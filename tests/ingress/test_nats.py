@@ -59,6 +59,7 @@ def test_an_invalid_address(url: str, problem: str) -> None:
     [
         ({"max_deliver": 3}, "delivers a message only 3 times and then never again"),
         ({"ack_policy": AckPolicy.NONE}, "has the ack policy none; set it to explicit"),
+        ({"headers_only": True}, "delivers messages without their bodies; set its headers_only to false"),
         ({"deliver_subject": "there"}, "pushes messages; use a pull consumer"),
     ],
 )

@@ -153,6 +153,8 @@ class NatsLink:
         config, place = info.config, self._address.place
         if config.deliver_subject:
             raise QueueError(f"{place} pushes messages; use a pull consumer")
+        if config.headers_only:
+            raise QueueError(f"{place} delivers messages without their bodies; set its headers_only to false")
         if config.ack_policy != AckPolicy.EXPLICIT:
             raise QueueError(f"{place} has the ack policy {config.ack_policy}; set it to explicit")
         if (config.max_deliver or -1) > 0:
