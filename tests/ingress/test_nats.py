@@ -191,6 +191,31 @@ def test_the_server_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("nothing is received") == caplog.text.count("answers again") == 1
 
 
+def test_nothing_is_kept_for_a_server_that_is_away(tmp_path: Path) -> None:
+    """While the server is away, the worker requests no messages, which would all arrive at once later. It does not
+    count a message as renewed: another worker may get it, so no event of it starts."""
+    server = NatsServer(tmp_path)
+    try:
+        stream, handler, gate = server.stream(), Handler(), Gate("memory://")
+        stream.send([call(1, "c-1", takes=4), call(2, "c-1")])
+        worker = gate.worker(stream.source, handler, visibility="1s", wait="1s")
+        with working(worker):
+            until(lambda: handler.ran == [1], "the first event")
+            server.kill()
+            until(lambda: worker.figures.processed >= 1, "the end of its handler")
+            time.sleep(2)
+            assert handler.ran == [1]
+            server.restart("-DV")
+            until(lambda: "CONSUMER.MSG.NEXT" in server.log, "a request")
+            time.sleep(0.3)
+            assert server.log.count("[PUB $JS.API.CONSUMER.MSG.NEXT") <= 2
+            stream.until_empty()
+        assert handler.ran == [1, 2]
+        gate.close()
+    finally:
+        server.stop()
+
+
 def test_a_deleted_consumer_ends_the_worker(stream: Stream) -> None:
     """A worker whose consumer was deleted ends with an error, and does not wait for ever."""
 

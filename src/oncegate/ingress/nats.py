@@ -35,6 +35,7 @@ except ImportError as _error:
 _log: Final = logging.getLogger("oncegate.work")
 _USE: Final = "write 'nats://HOST:PORT/STREAM?consumer=NAME'"
 _POLL: Final = 1.0  # seconds; a worker that stops waits for the open request
+_AWAY_CHECK: Final = 0.1
 _ANSWER_WITHIN: Final = 5.0
 
 
@@ -178,6 +179,9 @@ class NatsLink:
     async def receive(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             await wait_out(stopping, self._outage, self._context.store_outage)
+            if self._is_away:  # the client would keep the request, and send it together with later ones
+                await asyncio.sleep(_AWAY_CHECK)
+                continue
             room = await self._context.dispatcher.room_for(1)
             if stopping.is_set():
                 return
@@ -211,6 +215,11 @@ class NatsLink:
         except FAILURES:
             return
 
+    @property
+    def _is_away(self) -> bool:
+        """Whether the client is connecting again. It would keep what is sent now until it is connected."""
+        return not (self._connection.is_connected or self._connection.is_closed)
+
     async def _disconnected(self) -> None:
         if self._connection is not None and not self._connection.is_closed:
             self._outage.failed(f"the connection to NATS at {self._address.at.server} is lost")
@@ -225,6 +234,8 @@ class NatsLink:
         while True:
             await asyncio.sleep(self._ack_wait / 3e6)
             now = self._context.boot()
+            if self._is_away:
+                continue
             for message in list(self._messages):
                 if now - message.received_at < self._context.config.max_hold:
                     with suppress(*FAILURES):
