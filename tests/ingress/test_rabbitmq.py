@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
-from oncegate.ingress import counts_attempts
+from oncegate.ingress import counts_attempts, rabbitmq
 from oncegate.ingress.rabbitmq import problem_of
 from tests.ingress.rabbit_server import Rabbit, RabbitQueue, RabbitServer
 from tests.ingress.sqs.queues import Handler, call, working
@@ -164,6 +165,17 @@ def test_a_user_who_may_only_read(
     assert handler.ran == [1]
     assert "cannot be read (the user may have no right to configure it)" in caplog.text
     gate.close()
+
+
+def test_a_queue_whose_node_is_down(queue: RabbitQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ says NOT_FOUND for a queue on a node that is down. The message does not say to create this queue."""
+
+    async def refused(_connection: Any, _name: str) -> None:
+        raise ChannelNotFoundEntity("NOT_FOUND - home node 'b' of durable queue 'q' is down or inaccessible")
+
+    monkeypatch.setattr(rabbitmq, "read_arguments", refused)
+    with pytest.raises(QueueError, match=r"cannot be used at .* is down or inaccessible; check that the server runs"):
+        Gate("memory://").worker(queue.source, print).run()
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -278,6 +278,11 @@ class Consumer:
             self._lost(reason)
 
 
+def _is_no_queue(error: BaseException) -> bool:
+    """Whether the queue does not exist. RabbitMQ gives the same code for a queue whose node is down."""
+    return isinstance(error, ChannelNotFoundEntity) and "no queue" in str(error)
+
+
 class RabbitLink:
     """Implements `oncegate.ingress.queue_worker.QueueLink`."""
 
@@ -307,15 +312,16 @@ class RabbitLink:
         try:
             await self._check()
             await self._consumer.open()
-        except ChannelNotFoundEntity as error:
-            raise QueueError(
-                f"{place} does not exist in the virtual host {at.vhost}; create a durable quorum queue with this name"
-            ) from error
         except ChannelLockedResource as error:
             raise QueueError(
                 f"{place} is exclusive to another connection; use a queue that is not exclusive"
             ) from error
         except FAILURES as error:
+            if _is_no_queue(error):
+                raise QueueError(
+                    f"{place} does not exist in the virtual host {at.vhost}; create a durable quorum queue with this"
+                    " name"
+                ) from error
             raise QueueError(
                 f"{place} cannot be used at {at.server}: {error_text(error)}; check that the server runs, and the"
                 " address and the user in the URL"
@@ -369,7 +375,7 @@ class RabbitLink:
                 await self._consumer.replace()
         except FAILURES as error:
             self._consumer.is_open = False
-            if isinstance(error, ChannelNotFoundEntity) and "no queue" in str(error):
+            if _is_no_queue(error):
                 raise QueueError(f"{place} was deleted") from error
             self._lost(f"{place} does not answer ({error_text(error)})")
 
