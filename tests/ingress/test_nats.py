@@ -18,6 +18,7 @@ from nats.js.api import AckPolicy
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, SettingError
 from oncegate.journal import open_journal
+from tests.ingress.guide_commands import publishing
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -284,3 +285,10 @@ def test_the_guide(stream: Stream, tmp_path: Path) -> None:
         process.terminate()
         out, err = process.communicate(timeout=40)
     assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err
+
+
+def test_the_guide_publishes(stream: Stream, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the stream."""
+    places = {"127.0.0.1:4222/events": stream.base.removeprefix("nats://"), "events.calls": f"{stream.name}.calls"}
+    with publishing(GUIDE, tmp_path, places):
+        until(lambda: stream.left() == 2, "the message")  # there is no consumer

@@ -21,6 +21,7 @@ from oncegate import Event, Gate
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
 from oncegate.ingress import counts_attempts, rabbitmq
 from oncegate.ingress.rabbitmq import problem_of
+from tests.ingress.guide_commands import publishing
 from tests.ingress.rabbit_server import Rabbit, RabbitQueue, RabbitServer
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.proxy import Proxy
@@ -484,3 +485,11 @@ def test_the_guide(rabbit: Rabbit, tmp_path: Path) -> None:
             process.terminate()
             out, err = process.communicate(timeout=40)
         assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err
+
+
+def test_the_guide_publishes(queue: RabbitQueue, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the queue."""
+    with publishing(GUIDE, tmp_path, {"127.0.0.1:5672/events": queue.target.removeprefix("amqp://")}):
+        until(lambda: queue.left() == 1, "the message")
+    (message,) = queue.received()
+    assert json.loads(message.body)["id"] == "evt-1"

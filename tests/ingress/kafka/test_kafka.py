@@ -20,6 +20,7 @@ from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailab
 from oncegate.journal import open_journal
 from oncegate.sinks import publish
 from tests.gate.conftest import Stumbling
+from tests.ingress.guide_commands import publishing
 from tests.ingress.kafka_server import REAL, KafkaServer, RealKafka, Topic
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -373,6 +374,14 @@ def test_the_guide(server: KafkaServer, tmp_path: Path) -> None:
         words = words.replace("group=crm", f"group={topic.name}").replace("oncegate.db", f"{topic.name}.db")
         out = run_command(shlex.split(words), topic, tmp_path)
         assert json.loads(out)["status"] == "processed"
+
+
+def test_the_guide_publishes(topic: Topic, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the topic."""
+    with publishing(GUIDE, tmp_path, {"127.0.0.1:9092/events": topic.target.removeprefix("kafka://")}):
+        until(lambda: topic.ends() == [1], "the message")
+    (message,) = topic.stored()
+    assert json.loads(message.value())["id"] == "evt-1"
 
 
 # ── a real broker ─────────────────────────────────────────────────────────────────────────────────────────
