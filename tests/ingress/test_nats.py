@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import AckPolicy
 
 from oncegate import Event, Gate
-from oncegate.errors import QueueError, SettingError
+from oncegate.errors import QueueError, RetryLater, SettingError
+from oncegate.gate import Notice
+from oncegate.gate.observers import outcome_of
 from oncegate.journal import open_journal
 from tests.ingress.guide_commands import publishing
 from tests.ingress.nats_server import NatsServer, Stream
@@ -121,6 +124,35 @@ def test_the_evidence_of_a_message(stream: Stream) -> None:
     assert first.evidence.handed_key == "0" * 32
     assert second.evidence.message_id == f"{stream.name}:2"
     assert second.evidence.sent_at is not None
+    gate.close()
+
+
+def test_a_message_that_is_delivered_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of deliveries counts also those after a failure. If an acknowledgement is lost, the message is
+    delivered again, and its event is a duplicate of the kind redelivery."""
+    receives: list[int | None] = []
+    kinds: list[str | None] = []
+    acknowledge, lost = Msg.ack, iter([True])
+
+    def handler(event: Event) -> None:
+        receives.append(event.evidence.receive_count)
+        if len(receives) == 1:
+            raise RetryLater("again", after=0.1)
+
+    def observe(notice: Notice) -> None:
+        if (outcome := outcome_of(notice)) is not None and outcome.status == "duplicate":
+            kinds.append(outcome.kind)
+
+    async def lose(message: Msg) -> None:
+        if not next(lost, False):
+            await acknowledge(message)
+
+    monkeypatch.setattr(Msg, "ack", lose)
+    stream.send({"id": "evt-1"})
+    gate = Gate("memory://", observers=[observe])
+    with working(gate.worker(stream.source, handler, visibility="1s")):
+        stream.until_empty()
+    assert (receives, kinds) == ([1, 2], ["redelivery"])
     gate.close()
 
 
