@@ -343,20 +343,6 @@ def test_the_command(topic: Topic, tmp_path: Path) -> None:
     assert (bool(row.kept), row.place) == (True, topic.target)
 
 
-def test_a_drained_command(topic: Topic, tmp_path: Path) -> None:
-    """SIGTERM lets the running handler end, and its message is committed. The other message stays in the topic."""
-    (tmp_path / "app.py").write_text("import time\ndef handle(event): print(event.id, flush=True); time.sleep(1)\n")
-    topic.send(call(1, "c-1"), call(2, "c-1"))
-    command = [sys.executable, "-m", "oncegate", "work", topic.source, "--handler", "app:handle", "--log", "off"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "evt-1"
-    process.terminate()
-    out, err = process.communicate(timeout=40)
-    assert (process.returncode, out) == (0, ""), err
-    assert topic.committed() == [1]
-
-
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "kafka.md").read_text()
 
 
