@@ -65,6 +65,12 @@ class KafkaAddress(Struct, frozen=True):
     password: str | None = None
     options: Mapping[str, str] = {}
 
+    @property
+    def canonical(self) -> str:
+        """The form in which records store the topic as a destination. Secrets and brokers are not included, because the
+        same topic may be reached through several brokers."""
+        return f"kafka://{self.topic}"
+
 
 def read_address(url: str, own: Sequence[str], use: str) -> KafkaAddress:
     """Parse `kafka://HOST:PORT,HOST:PORT/TOPIC?…`. `kafka+tls://` uses TLS. `own` are the options of the caller,

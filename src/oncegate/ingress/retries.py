@@ -14,6 +14,7 @@ would start a new count. If the event waits for too long, or too many events wai
 import asyncio
 import logging
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -149,21 +150,31 @@ def _identity(event: Event) -> Hashable:
 
 class InboxMover:
     """Moves events to the inbox of the store, and runs the inbox. The inbox keeps the order of each entity, so the
-    later events of an entity follow the moved event into the inbox until the inbox is empty."""
+    later events of an entity follow the moved event into the inbox until the inbox is empty. `source` is the bus of the
+    worker, as records name it."""
 
-    def __init__(self, inbox: InboxWorker, context: WorkerContext) -> None:
+    def __init__(self, inbox: InboxWorker, context: WorkerContext, source: str) -> None:
         self._inbox = inbox
         self._context = context
+        self._source = source
         self._lanes: dict[Hashable, int] = {}  # the lanes with moved events, and the number of the last move
         self._moves = 0
         self._has_warned = False
 
     async def work(self) -> None:
-        forgetting = asyncio.create_task(self._forget_lanes())
+        tasks = [asyncio.create_task(self._check_namespace()), asyncio.create_task(self._forget_lanes())]
         try:
             await self._inbox.work()
         finally:
-            forgetting.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _check_namespace(self) -> None:
+        """Warn at the start if records show that the publisher of the topic uses the same namespace. If they do not
+        show it yet, `can_move` warns later."""
+        with suppress(StoreError):
+            if await asyncio.to_thread(self._context.engine.has_published, self._source):
+                self._warn()
 
     def stop(self) -> None:
         self._inbox.stop()

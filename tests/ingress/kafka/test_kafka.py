@@ -262,6 +262,21 @@ def test_a_failing_event_of_a_publisher_with_the_same_namespace(
     assert caplog.text.count("use another namespace for this worker, or add retry_topic=NAME") == 1
 
 
+def test_a_publisher_with_the_same_namespace_is_known_at_the_start(
+    server: KafkaServer, topic: Topic, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the store has records of events that were published to the topic, the worker warns when it starts. Records
+    of another topic mean nothing."""
+    sink: Any = publish(topic.target)
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate, closing(sink):
+        assert gate.run(call(1), sink).status == "processed"
+        with working(gate.worker(server.topic().source, Handler())):
+            time.sleep(0.5)
+        assert "the publisher of this topic also uses the namespace" not in caplog.text
+        with working(gate.worker(topic.source, Handler())):
+            until(lambda: "the publisher of this topic also uses the namespace default" in caplog.text, "the warning")
+
+
 def test_a_moved_event_that_another_gate_has_published(topic: Topic, tmp_path: Path) -> None:
     """An event with the key of another store is moved to the inbox under its own key, and has one effect."""
     sink: Any = publish(topic.target)
