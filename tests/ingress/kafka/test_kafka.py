@@ -391,7 +391,7 @@ def test_the_guide_publishes(topic: Topic, tmp_path: Path) -> None:
 @pytest.fixture
 def real() -> Iterator[RealKafka]:
     if REAL not in os.environ:
-        pytest.skip(f"no broker to test with: set {REAL}=127.0.0.1:9092")
+        pytest.skip(f"no broker to test with: set {REAL}=kafka://127.0.0.1:9092")
     kafka = RealKafka(os.environ[REAL])
     yield kafka
     kafka.stop()
