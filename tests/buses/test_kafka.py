@@ -45,7 +45,7 @@ def test_an_address() -> None:
         ("kafka://a", "the URL has no name of a Kafka topic; write this"),
         ("kafka://a/..", "'..' is not the name of a Kafka topic"),
         ("kafka://a/b/c", "'b/c' is not the name of a Kafka topic"),
-        ("kafka://ann:p?ss@h/t", "a user or password in a Kafka URL must be percent-encoded; write this"),
+        ("kafka://ann:p?ss@h/t", "must be percent-encoded (an @ is written as %40); write this"),
         ("kafka://a/b?colour=red", "unknown option 'colour' in a Kafka URL; use group, mechanism, password_file, ca"),
     ],
 )
@@ -133,6 +133,32 @@ def tls_port(certificate: str) -> Iterator[tuple[int, list[str | None]]]:
     thread.join(20)
 
 
+@contextmanager
+def plain_port() -> Iterator[tuple[int, list[bytes]]]:
+    """A port that answers with plain text, and the first bytes of each connection."""
+    received = list[bytes]()
+
+    def accept(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with suppress(OSError), connection:
+                    received.append(connection.recv(10_000))
+                    connection.sendall(b"this server has no TLS\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, args=[listener])
+        thread.start()
+        yield listener.getsockname()[1], received
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+
+
+def is_tls_offer(received: list[bytes]) -> bool:
+    """Whether each connection began with the first message of TLS, which has no login."""
+    return bool(received) and all(each.startswith(b"\x16\x03") and b"s3cret" not in each for each in received)
+
+
 def failure_at(url: str) -> list[str]:
     """The errors of a client that asks for the topics of a cluster."""
     errors: list[str] = []
@@ -153,6 +179,13 @@ def test_the_certificate_is_verified(certificate: str, options: str, is_trusted:
         errors = failure_at(f"kafka+tls://127.0.0.1:{port}/t{options}")
     assert bool(handshakes) == is_trusted
     assert any("certificate verify failed" in error for error in errors) != is_trusted
+
+
+def test_nothing_is_sent_without_tls() -> None:
+    """A broker without TLS gets only the offer of TLS, and no login."""
+    with plain_port() as (port, received):
+        failure_at(f"kafka+tls://ann:s3cret@127.0.0.1:{port}/t?mechanism=PLAIN")
+    assert is_tls_offer(received)
 
 
 def test_the_host_of_the_certificate_is_verified() -> None:

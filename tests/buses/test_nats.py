@@ -1,11 +1,20 @@
-"""Addresses of NATS. The tests of workers and publishers connect to a server."""
+"""Addresses of NATS, and logins over TLS. The tests of workers and publishers connect to a server, too."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from oncegate import Gate
 from oncegate.buses.nats import NatsAddress, connect_options, read_address
-from oncegate.errors import SettingError
+from oncegate.errors import QueueError, SettingError
+from oncegate.sinks import publish
+from tests.ingress.nats_server import PLAIN, TLS, NatsServer
+from tests.ingress.sqs.queues import Handler, call, working
+from tests.sinks.receiver import CA
+from tests.stores.servers import until
 
 
 def read(url: str) -> NatsAddress:
@@ -46,3 +55,55 @@ def test_an_option_of_another() -> None:
     """Only the options of the caller and of the connection are known."""
     with pytest.raises(SettingError, match="unknown option 'subject' in a NATS URL; use consumer, credentials, "):
         read("nats://h/events?subject=calls")
+
+
+# ── TLS ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    server = NatsServer(tmp_path)
+    yield server
+    server.stop()
+
+
+def over_tls(url: str) -> str:
+    return f"{url.replace('nats://', 'nats+tls://ann:s3cret@')}&ca={CA}"
+
+
+def test_no_login_without_tls(server: NatsServer) -> None:
+    """A server that does not offer TLS is refused before the login, by workers and publishers. It would get the
+    password unencrypted."""
+    stream = server.stream()
+    server.restart(*PLAIN)
+    sink: Any = publish(over_tls(stream.target))
+    with closing(sink), closing(Gate("memory://")) as gate:
+        with pytest.raises(QueueError, match="the server does not offer TLS, so no login was sent"):
+            gate.worker(over_tls(stream.source), print).run()
+        outcome = gate.run(call(1), sink)
+        assert (outcome.status, "does not offer TLS" in outcome.reason) == ("failed", True)
+        assert "Client connection created" in server.log
+        assert "[CONNECT" not in server.log
+        sink = publish(stream.target.replace("://", "://ann:s3cret@"))  # the log would show a login
+        with closing(sink):
+            assert gate.run(call(2), sink).status == "processed"
+        assert "[CONNECT" in server.log
+
+
+def test_a_login_over_tls(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A worker and a publisher log in over TLS. If a server without TLS takes the place of the server, the clients do
+    not log in there, and each logs the reason once."""
+    stream, handler, gate = server.stream(), Handler(), Gate("memory://", max_attempts=10_000)
+    server.restart(*TLS)
+    sink: Any = publish(over_tls(stream.target))
+    with closing(gate), closing(sink), working(gate.worker(over_tls(stream.source), handler)):
+        assert gate.run(call(1), sink).status == "processed"
+        until(lambda: handler.ran == [1], "the first event")
+        server.restart(*PLAIN)
+        until(lambda: server.log.count("Client connection created") >= 5, "attempts to connect again")
+        assert gate.run(call(2), sink).status == "failed"
+        assert "[CONNECT" not in server.log
+        server.restart(*TLS)
+        until(lambda: gate.run(call(2), sink).status == "processed", "the publisher")
+        until(lambda: handler.ran == [1, 2], "the second event")
+    assert caplog.text.count("does not offer TLS, so no login was sent") == 2

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from oncegate.buses.rabbitmq import RabbitAddress, answer_of, connect, login_of, read_address
+from oncegate.buses.rabbitmq import FAILURES, RabbitAddress, answer_of, connect, login_of, read_address
 from oncegate.errors import SettingError
+from tests.buses.test_kafka import is_tls_offer, plain_port
 
 
 def read(url: str) -> RabbitAddress:
@@ -94,3 +95,10 @@ def test_a_caller_that_is_cancelled() -> None:
         return caller.cancelled()
 
     assert asyncio.run(cancelled())
+
+
+def test_nothing_is_sent_without_tls() -> None:
+    """A server without TLS gets only the offer of TLS, and no login."""
+    with plain_port() as (port, received), pytest.raises(FAILURES):
+        asyncio.run(connect(read(f"amqps://ann:s3cret@127.0.0.1:{port}/q")))
+    assert is_tls_offer(received)

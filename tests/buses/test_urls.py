@@ -9,13 +9,14 @@ from oncegate.errors import SettingError
 
 
 def read(url: str) -> BusUrl:
-    return read_url(url, "Bus", 1234, ("ca", "group"), "write this")
+    known = ("group", "ca", "certificate", "certificate_key", "password_file")
+    return read_url(url, "Bus", "bus+tls", 1234, known, "write this")
 
 
 def test_the_parts() -> None:
     """Login and options are decoded. The path is not, because a name may contain a slash."""
     url = read("bus://ann:p%40ss@Host/a%2Fb?group=c%20d")
-    assert (url.scheme, url.host, url.port, url.path) == ("bus", "host", 1234, "a%2Fb")
+    assert (url.is_encrypted, url.host, url.port, url.path) == (False, "host", 1234, "a%2Fb")
     assert (url.user, url.password, dict(url.options)) == ("ann", "p@ss", {"group": "c d"})
     assert (read("bus://h:5/x").server, read("bus://[::1]/x").server) == ("h:5", "[::1]:1234")
 
@@ -26,13 +27,33 @@ def test_the_parts() -> None:
         ("bus:///x", "the Bus URL has no host; write this"),
         ("bus://h:x/", "the host or the port of the Bus URL is not valid; write this"),
         ("bus://h/a@b", "a user, a password or a name in a Bus URL must be percent-encoded .*; write this"),
-        ("bus://h/?colour=red", "unknown option 'colour' in a Bus URL; use ca, group"),
+        ("bus://h/?colour=red", "unknown option 'colour' in a Bus URL; use group, ca"),
     ],
 )
 def test_an_invalid_url(url: str, problem: str) -> None:
     """The message says what is wrong and what to write."""
     with pytest.raises(SettingError, match=problem):
         read(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("bus://h/x?ca=/ca.pem", r"the option ca of a Bus URL is for TLS; write 'bus\+tls://"),
+        ("bus://ann@h/x?certificate=/c.pem", "the option certificate of a Bus URL is for TLS"),
+        ("bus+tls://h/x?certificate_key=/k.pem", "certificate_key of a Bus URL needs the option certificate"),
+        ("bus+tls://h/x?password_file=/p", "the option password_file of a Bus URL needs a user"),
+    ],
+)
+def test_an_option_without_effect(url: str, problem: str) -> None:
+    """An option that should protect the connection and would have no effect is refused."""
+    with pytest.raises(SettingError, match=problem):
+        read(url)
+
+
+def test_an_option_without_a_value() -> None:
+    """An option without a value is an empty value, and not ignored."""
+    assert read("bus+tls://h/x?ca=").options == {"ca": ""}
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ import confluent_kafka
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from oncegate.buses.kafka import client_config, read_address
 from tests.stores.servers import until
 
 PRODUCE, FETCH, OFFSET_COMMIT = 0, 1, 8  # the numbers of requests in the protocol of Kafka
-REAL = "ONCEGATE_TEST_KAFKA"  # the variable with the address of a real broker, such as 127.0.0.1:9092
+REAL = "ONCEGATE_TEST_KAFKA"  # the variable with the URL of a real broker, such as kafka://ann:s3cret@127.0.0.1:9092
 
 
 class KafkaServer:
@@ -37,7 +38,7 @@ class KafkaServer:
         self._topics += 1
         name = f"events-{self._topics}"
         self.create(name, partitions)
-        return Topic(self.address, name, partitions)
+        return Topic(f"kafka://{self.address}", name, partitions)
 
     def create(self, name: str, partitions: int = 1) -> None:
         self.command("topic", name, partitions)
@@ -70,17 +71,18 @@ class KafkaServer:
 
 
 class RealKafka:
-    """A broker that the environment names. Topics are deleted after the tests."""
+    """A broker that the environment names, by a URL without a topic. The URL may have a login and options: the mock
+    cluster has no SASL. Topics are deleted after the tests."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._admin = AdminClient({"bootstrap.servers": address})
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._admin = AdminClient(connection(url))
         self._made: list[str] = []
 
     def topic(self, partitions: int = 1) -> "Topic":
         name = f"oncegate-test-{os.getpid()}-{len(self._made)}"
         self.create(name, partitions)
-        return Topic(self.address, name, partitions)
+        return Topic(self._url, name, partitions)
 
     def create(self, name: str, partitions: int = 1) -> None:
         for made in self._admin.create_topics([NewTopic(name, partitions, 1)]).values():
@@ -93,16 +95,27 @@ class RealKafka:
                 deleted.result(30)
 
 
+def url_of(cluster: str, topic: str, **options: str) -> str:
+    """The URL of a topic. `cluster` is a URL without a topic, which may have options."""
+    place, _, given = cluster.partition("?")
+    query = "&".join([*filter(None, [given]), *(f"{name}={value}" for name, value in options.items())])
+    return f"{place}/{topic}{'?' if query else ''}{query}"
+
+
+def connection(cluster: str) -> dict[str, Any]:
+    """The configuration of a client that only connects."""
+    return client_config(read_address(url_of(cluster, "none"), (), "use a URL without a topic"))
+
+
 class Topic:
     """A topic, the address of a consumer group of it, and the address to publish to it."""
 
-    def __init__(self, brokers: str, name: str, partitions: int) -> None:
-        self.brokers = brokers
+    def __init__(self, cluster: str, name: str, partitions: int) -> None:
         self.name = name
         self.partitions = range(partitions)
-        self.target = f"kafka://{brokers}/{name}"
-        self.source = f"{self.target}?group={name}"
-        self._config = {"bootstrap.servers": brokers, "log_level": 0}
+        self.target = url_of(cluster, name)
+        self.source = url_of(cluster, name, group=name)
+        self._config = connection(cluster)
 
     def send(self, *bodies: Any, partition: int = 0, key: bytes | None = None, **headers: str) -> None:
         producer = Producer(self._config)

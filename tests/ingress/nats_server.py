@@ -13,9 +13,13 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo
 from nats.js.errors import NotFoundError
 
+from tests.sinks.receiver import CERTIFICATES
 from tests.stores.servers import ServerProcess, free_port, missing, until
 
 _R = TypeVar("_R")
+_LOGIN = ("--user", "ann", "--pass", "s3cret")
+PLAIN = (*_LOGIN, "-DV")  # the log has what clients send
+TLS = (*PLAIN, "--tls", "--tlscert", str(CERTIFICATES / "server.pem"), "--tlskey", str(CERTIFICATES / "server.pem"))
 
 
 def executable() -> str:
@@ -29,20 +33,31 @@ class NatsServer(ServerProcess):
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
         self._streams = 0
-        command = [executable(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(folder)]
-        super().__init__([*command, *options], folder)
+        self._base = [executable(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(folder)]
+        super().__init__([*self._base, *options], folder)
+        self.wait()
+
+    def restart(self, *options: str) -> None:
+        """Kill the server, and start it with other options and the same streams."""
+        self.kill()
+        self._command = [*self._base, *options]
+        self.start()
         self.wait()
 
     def wait(self) -> None:
         until(self._is_ready, "the NATS server")
 
     def _is_ready(self) -> bool:
-        assert self.running, (self.folder / "output.log").read_text()[-2_000:]
-        return "Server is ready" in (self.folder / "output.log").read_text()
+        assert self.running, self.log[-2_000:]
+        return "Server is ready" in self.log
 
     def start(self) -> None:
         (self.folder / "output.log").unlink(missing_ok=True)
         super().start()
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "output.log").read_text()
 
     def stream(self) -> "Stream":
         self._streams += 1

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import AckPolicy
 
 from oncegate import Event, Gate
-from oncegate.errors import QueueError, SettingError
+from oncegate.errors import QueueError, RetryLater, SettingError
+from oncegate.gate import Notice
+from oncegate.gate.observers import outcome_of
 from oncegate.journal import open_journal
+from tests.ingress.guide_commands import publishing
 from tests.ingress.nats_server import NatsServer, Stream
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -39,6 +43,8 @@ def stream(nats: NatsServer) -> Stream:
         ("nats://h/a.b?consumer=crm", "'a.b' is not the name of a NATS stream"),
         ("nats:///events?consumer=crm", "has no host"),
         ("nats://h:x/events?consumer=crm", "the host or the port of the NATS URL is not valid"),
+        ("nats://h/events?consumer=crm&ca=/ca.pem", "the option ca of a NATS URL is for TLS; write 'nats+tls://"),
+        ("nats://h/events?consumer=crm&token_file=/no/such", "names a file that cannot be used: /no/such"),
         ("nats://h/events?consumer=crm&colour=red", "unknown option 'colour' in a NATS URL; use consumer,"),
     ],
 )
@@ -57,6 +63,7 @@ def test_an_invalid_address(url: str, problem: str) -> None:
     [
         ({"max_deliver": 3}, "delivers a message only 3 times and then never again"),
         ({"ack_policy": AckPolicy.NONE}, "has the ack policy none; set it to explicit"),
+        ({"headers_only": True}, "delivers messages without their bodies; set its headers_only to false"),
         ({"deliver_subject": "there"}, "pushes messages; use a pull consumer"),
     ],
 )
@@ -117,6 +124,35 @@ def test_the_evidence_of_a_message(stream: Stream) -> None:
     assert first.evidence.handed_key == "0" * 32
     assert second.evidence.message_id == f"{stream.name}:2"
     assert second.evidence.sent_at is not None
+    gate.close()
+
+
+def test_a_message_that_is_delivered_again(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of deliveries counts also those after a failure. If an acknowledgement is lost, the message is
+    delivered again, and its event is a duplicate of the kind redelivery."""
+    receives: list[int | None] = []
+    kinds: list[str | None] = []
+    acknowledge, lost = Msg.ack, iter([True])
+
+    def handler(event: Event) -> None:
+        receives.append(event.evidence.receive_count)
+        if len(receives) == 1:
+            raise RetryLater("again", after=0.1)
+
+    def observe(notice: Notice) -> None:
+        if (outcome := outcome_of(notice)) is not None and outcome.status == "duplicate":
+            kinds.append(outcome.kind)
+
+    async def lose(message: Msg) -> None:
+        if not next(lost, False):
+            await acknowledge(message)
+
+    monkeypatch.setattr(Msg, "ack", lose)
+    stream.send({"id": "evt-1"})
+    gate = Gate("memory://", observers=[observe])
+    with working(gate.worker(stream.source, handler, visibility="1s")):
+        stream.until_empty()
+    assert (receives, kinds) == ([1, 2], ["redelivery"])
     gate.close()
 
 
@@ -188,6 +224,31 @@ def test_the_server_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     assert caplog.text.count("nothing is received") == caplog.text.count("answers again") == 1
 
 
+def test_nothing_is_kept_for_a_server_that_is_away(tmp_path: Path) -> None:
+    """While the server is away, the worker requests no messages, which would all arrive at once later. It does not
+    count a message as renewed: another worker may get it, so no event of it starts."""
+    server = NatsServer(tmp_path)
+    try:
+        stream, handler, gate = server.stream(), Handler(), Gate("memory://")
+        stream.send([call(1, "c-1", takes=4), call(2, "c-1")])
+        worker = gate.worker(stream.source, handler, visibility="1s", wait="1s")
+        with working(worker):
+            until(lambda: handler.ran == [1], "the first event")
+            server.kill()
+            until(lambda: worker.figures.processed >= 1, "the end of its handler")
+            time.sleep(2)
+            assert handler.ran == [1]
+            server.restart("-DV")
+            until(lambda: "CONSUMER.MSG.NEXT" in server.log, "a request")
+            time.sleep(0.3)
+            assert server.log.count("[PUB $JS.API.CONSUMER.MSG.NEXT") <= 2
+            stream.until_empty()
+        assert handler.ran == [1, 2]
+        gate.close()
+    finally:
+        server.stop()
+
+
 def test_a_deleted_consumer_ends_the_worker(stream: Stream) -> None:
     """A worker whose consumer was deleted ends with an error, and does not wait for ever."""
 
@@ -256,3 +317,10 @@ def test_the_guide(stream: Stream, tmp_path: Path) -> None:
         process.terminate()
         out, err = process.communicate(timeout=40)
     assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err
+
+
+def test_the_guide_publishes(stream: Stream, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the stream."""
+    places = {"127.0.0.1:4222/events": stream.base.removeprefix("nats://"), "events.calls": f"{stream.name}.calls"}
+    with publishing(GUIDE, tmp_path, places):
+        until(lambda: stream.left() == 2, "the message")  # there is no consumer

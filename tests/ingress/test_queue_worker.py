@@ -111,6 +111,27 @@ def test_stop_finishes_what_runs(source: Source) -> None:
     gate.close()
 
 
+def test_sigterm_finishes_what_runs(source: Source, tmp_path: Path) -> None:
+    """SIGTERM lets the running handler end, and its message is acknowledged. Another worker gets the other message."""
+    (tmp_path / "app.py").write_text("import time\ndef handle(event): print(event.id, flush=True); time.sleep(1)\n")
+    source.send(call(1, "c-1"), call(2, "c-1"))
+    command = [sys.executable, "-m", "oncegate", "work", source.source, "--handler", "app:handle", "--log", "off"]
+    command += ["--visibility", "2s", "--wait", "1s"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        first = process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        out, err = process.communicate(timeout=40)
+    assert (process.returncode, first, out) == (0, "evt-1", ""), err
+    handler, gate = Handler(), Gate("memory://")
+    with working(gate.worker(source.source, handler, wait="1s", visibility="2s")):
+        source.until_empty()
+    assert handler.ran == [2]
+    gate.close()
+
+
 # ── queues without a dead-letter queue ────────────────────────────────────────────────────────────────────
 
 

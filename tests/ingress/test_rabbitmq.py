@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from oncegate import Event, Gate
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
-from oncegate.ingress import counts_attempts
+from oncegate.ingress import counts_attempts, rabbitmq
 from oncegate.ingress.rabbitmq import problem_of
+from tests.ingress.guide_commands import publishing
 from tests.ingress.rabbit_server import Rabbit, RabbitQueue, RabbitServer
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.proxy import Proxy
@@ -44,6 +46,9 @@ def classic(rabbit: Rabbit) -> RabbitQueue:
     [
         ("amqp://h", "the URL has no name of a RabbitMQ queue; write 'amqp://HOST:PORT/QUEUE'"),
         ("amqp:///events", "has no host"),
+        ("amqp://h/events?ca=/ca.pem", "the option ca of a RabbitMQ URL is for TLS; write 'amqps://"),
+        ("amqp://h/events?password_file=/p", "the option password_file of a RabbitMQ URL needs a user"),
+        ("amqp://ann@h/events?password_file=/no/such", "names a file that cannot be used: /no/such"),
         ("amqp://h/events?colour=red", "unknown option 'colour' in a RabbitMQ URL; use dead_letters, vhost,"),
         ("amqp://h/events?dead_letters=no", "dead_letters='no' is not a choice; it is one of gate, queue"),
     ],
@@ -161,6 +166,17 @@ def test_a_user_who_may_only_read(
     assert handler.ran == [1]
     assert "cannot be read (the user may have no right to configure it)" in caplog.text
     gate.close()
+
+
+def test_a_queue_whose_node_is_down(queue: RabbitQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RabbitMQ says NOT_FOUND for a queue on a node that is down. The message does not say to create this queue."""
+
+    async def refused(_connection: Any, _name: str) -> None:
+        raise ChannelNotFoundEntity("NOT_FOUND - home node 'b' of durable queue 'q' is down or inaccessible")
+
+    monkeypatch.setattr(rabbitmq, "read_arguments", refused)
+    with pytest.raises(QueueError, match=r"cannot be used at .* is down or inaccessible; check that the server runs"):
+        Gate("memory://").worker(queue.source, print).run()
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,6 +321,30 @@ def proxied(queue: RabbitQueue) -> Iterator[tuple[Proxy, str]]:
         yield proxy, f"amqp://127.0.0.1:{proxy.port}/{queue.name}"
 
 
+def test_a_file_that_is_missing_for_a_while(
+    queue: RabbitQueue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A password file that is missing when the worker connects again is an outage, and does not end the worker."""
+    (tmp_path / "password").write_text("guest")
+    handler, gate = Handler(), Gate("memory://")
+    with proxied(queue) as (proxy, url):
+        source = f"{url.replace('://', '://guest@')}?password_file={tmp_path}/password"
+        with working(gate.worker(source, handler)):
+            queue.send(call(1))
+            queue.until_empty()
+            (tmp_path / "password").rename(tmp_path / "away")
+            proxy.cut()
+            until(lambda: "is lost; nothing is received until this ends" in caplog.text, "the beginning")
+            proxy.mend()
+            time.sleep(1)
+            (tmp_path / "away").rename(tmp_path / "password")
+            until(lambda: "answers again, after" in caplog.text, "the end", 40)
+            queue.send(call(2))
+            queue.until_empty()
+    assert handler.ran == [1, 2]
+    gate.close()
+
+
 def test_the_server_is_away(queue: RabbitQueue, caplog: pytest.LogCaptureFixture) -> None:
     """A connection that is lost is told once, and once when it is back. A message of the lost channel is delivered
     again, and its handler has run once."""
@@ -445,3 +485,11 @@ def test_the_guide(rabbit: Rabbit, tmp_path: Path) -> None:
             process.terminate()
             out, err = process.communicate(timeout=40)
         assert (process.returncode, json.loads(out)["status"]) == (0, "processed"), err
+
+
+def test_the_guide_publishes(queue: RabbitQueue, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the queue."""
+    with publishing(GUIDE, tmp_path, {"127.0.0.1:5672/events": queue.target.removeprefix("amqp://")}):
+        until(lambda: queue.left() == 1, "the message")
+    (message,) = queue.received()
+    assert json.loads(message.body)["id"] == "evt-1"

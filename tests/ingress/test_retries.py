@@ -83,7 +83,7 @@ def mover_of(gate: Gate) -> InboxMover:
     context = WorkerContext(
         gate._engine.under(), gate._events, gate._identify, gate._observers, gate._engine.boot, gate.keep
     )
-    return InboxMover(gate.inbox(print), context)
+    return InboxMover(gate.inbox(print), context, "kafka://events")
 
 
 @in_loop

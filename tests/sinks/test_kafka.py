@@ -169,5 +169,5 @@ def test_an_invalid_destination(url: str, problem: str) -> None:
 def test_one_spelling_of_a_destination() -> None:
     """A destination has one spelling in records, without secrets and brokers."""
     place = read_destination("kafka://ann:secret@h:5/events?timeout=2s")
-    assert place.canonical == "kafka://events"
+    assert place.at.canonical == "kafka://events"
     assert "secret" not in place.spoken

@@ -144,6 +144,18 @@ def test_no_server(to: To) -> None:
         to("nats://127.0.0.1:1/events?subject=calls&timeout=1s")(EVENT)
 
 
+def test_a_file_that_is_missing_for_a_while(stream: Stream, to: To, tmp_path: Path) -> None:
+    """A token file that is missing when the publisher connects is an outage. No attempt is used up."""
+    (tmp_path / "token").write_text("t0ken")
+    handler = to(f"{stream.target}&token_file={tmp_path}/token")
+    (tmp_path / "token").rename(tmp_path / "away")
+    with pytest.raises(RetryLater, match="names a file that cannot be used"):
+        handler(EVENT)
+    (tmp_path / "away").rename(tmp_path / "token")
+    handler(EVENT)
+    assert len(stored(stream)) == 1
+
+
 def test_after_a_fork(stream: Stream, to: To) -> None:
     """A forked child uses a connection of its own."""
     handler = to(stream.target)

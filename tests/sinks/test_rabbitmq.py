@@ -4,6 +4,7 @@ import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,18 @@ def test_a_wrong_password(rabbit: Rabbit, to: To) -> None:
     with pytest.raises(RetryLater, match="ACCESS_REFUSED") as refused:
         to(f"amqp://guest:s3cret@{rabbit.address}/events")(EVENT)
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_file_that_is_missing_for_a_while(queue: RabbitQueue, to: To, tmp_path: Path) -> None:
+    """A password file that is missing when the publisher connects is an outage. No attempt is used up."""
+    (tmp_path / "password").write_text("guest")
+    handler = to(f"{queue.target.replace('://', '://guest@')}?password_file={tmp_path}/password")
+    (tmp_path / "password").rename(tmp_path / "away")
+    with pytest.raises(RetryLater, match="names a file that cannot be used"):
+        handler(EVENT)
+    (tmp_path / "away").rename(tmp_path / "password")
+    handler(EVENT)
+    assert queue.left() == 1
 
 
 def test_after_a_fork(queue: RabbitQueue, to: To) -> None:

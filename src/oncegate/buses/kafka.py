@@ -11,12 +11,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
 
 from msgspec import Struct
 
 from oncegate import forks
-from oncegate.buses.urls import bus_name, named_files, read_secret
+from oncegate.buses.urls import (
+    TLS_FILES,
+    bus_name,
+    named_files,
+    read_login,
+    read_options,
+    read_secret,
+    refuse_at_sign,
+    refuse_options_without_effect,
+)
 from oncegate.errors import MissingExtra, SettingError
 from oncegate.text import any_of, quoted
 
@@ -27,7 +35,7 @@ except ImportError as _error:
 
 _log: Final = logging.getLogger("oncegate.kafka")
 _MECHANISMS: Final = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
-_CONNECTION: Final = ("mechanism", "password_file", "ca", "certificate", "certificate_key")
+_CONNECTION: Final = ("mechanism", "password_file", *TLS_FILES)
 _FILES: Final = {
     "ca": "ssl.ca.location",
     "certificate": "ssl.certificate.location",
@@ -57,26 +65,30 @@ class KafkaAddress(Struct, frozen=True):
     password: str | None = None
     options: Mapping[str, str] = {}
 
+    @property
+    def canonical(self) -> str:
+        """The form in which records store the topic as a destination. Secrets and brokers are not included, because the
+        same topic may be reached through several brokers."""
+        return f"kafka://{self.topic}"
+
 
 def read_address(url: str, own: Sequence[str], use: str) -> KafkaAddress:
     """Parse `kafka://HOST:PORT,HOST:PORT/TOPIC?…`. `kafka+tls://` uses TLS. `own` are the options of the caller,
     besides those of the connection, and `use` tells people what to write. Raises SettingError."""
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
-    if "@" in query:  # the message must not quote a part of the password
-        raise SettingError(f"a user or password in a Kafka URL must be percent-encoded; {use}")
-    options, known = dict(parse_qsl(query)), (*own, *_CONNECTION)
-    if unknown := sorted(options.keys() - set(known)):
-        raise SettingError(f"unknown option {unknown[0]!r} in a Kafka URL; use {', '.join(known)}")
-    login, at, place = place.rpartition("@")
-    hosts, _, topic = place.partition("/")
-    user, colon, password = login.partition(":")
+    refuse_at_sign(query, "Kafka", use)
+    options = read_options(query, "Kafka", (*own, *_CONNECTION))
+    user, password = read_login(place)
+    is_encrypted = scheme == "kafka+tls"
+    refuse_options_without_effect(options, "Kafka", "kafka+tls", is_encrypted=is_encrypted, has_user=bool(user))
+    hosts, _, topic = place.rpartition("@")[2].partition("/")
     return KafkaAddress(
         brokers=",".join(_broker(each, use) for each in hosts.split(",")),
         topic=checked_topic(topic, use),
-        is_encrypted=scheme == "kafka+tls",
-        user=unquote(user) if at else None,
-        password=unquote(password) if colon else None,
+        is_encrypted=is_encrypted,
+        user=user,
+        password=password,
         options=options,
     )
 
@@ -108,11 +120,7 @@ def client_config(address: KafkaAddress) -> dict[str, Any]:
     }
     if address.user is not None:
         config |= _login(address, address.user)
-    elif given := sorted({"mechanism", "password_file"} & address.options.keys()):
-        raise SettingError(f"the option {given[0]} of a Kafka URL needs a user; write 'kafka://USER@…'")
     for name in _FILES.keys() & address.options.keys():
-        if not address.is_encrypted:
-            raise SettingError(f"the option {name} of a Kafka URL is for TLS; write 'kafka+tls://…'")
         _read(address.options[name])
         config[_FILES[name]] = address.options[name]
     return config

@@ -1,13 +1,14 @@
 """Addresses of NATS JetStream, and how to connect to a server. Workers and publishers use this module."""
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.urls import bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import TLS_FILES, bus_name, files_at_connect, named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra
 
 try:
@@ -16,8 +17,9 @@ try:
 except ImportError as _error:
     raise MissingExtra("the use of NATS", "nats") from _error
 
+_log: Final = logging.getLogger("oncegate.nats")
 FAILURES: Final = (NatsError, OSError, TimeoutError)
-_CONNECTION: Final = ("credentials", "token_file", "ca", "certificate", "certificate_key")
+_CONNECTION: Final = ("credentials", "token_file", *TLS_FILES)
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _PORT: Final = 4222
 _CONNECT_WITHIN: Final = 5  # seconds
@@ -37,11 +39,11 @@ class NatsAddress(Struct, frozen=True):
 def read_address(url: str, own: Sequence[str], use: str) -> NatsAddress:
     """Parse `nats://HOST:PORT/STREAM?…`. `nats+tls://` uses TLS. `own` are the options of the caller, besides those of
     the connection, and `use` tells people what to write. Raises SettingError."""
-    parts = read_url(url, "NATS", _PORT, (*own, *_CONNECTION), use)
+    parts = read_url(url, "NATS", "nats+tls", _PORT, (*own, *_CONNECTION), use)
     return NatsAddress(
         server=parts.server,
         stream=checked_name(parts.path, "stream", use),
-        is_encrypted=parts.scheme == "nats+tls",
+        is_encrypted=parts.is_encrypted,
         user=parts.user,
         password=parts.password,
         options=parts.options,
@@ -69,16 +71,37 @@ def connect_options(address: NatsAddress) -> dict[str, Any]:
     return options
 
 
+class TlsMissing(NatsError):
+    """The server does not offer TLS, or somebody on the way has removed its offer."""
+
+
+class _TlsClient(Client):
+    """A client that sends no login without TLS. nats-py itself uses TLS only if the server requires it, and would
+    otherwise send the password unencrypted. Each connection begins with a call of `_process_info`, before the login."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and not info.get("tls_required"):
+            assert self._transport is not None  # noqa: S101  # the information came over it
+            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py leaves it open
+            raise TlsMissing("the server does not offer TLS, so no login was sent; enable TLS on the server")
+        await super()._process_info(info, initial_connection)
+
+
 async def connect(address: NatsAddress, **callbacks: Any) -> Client:
     """Connect to the server. If it cannot be reached now, this fails; a connection that is lost later comes back by
     itself. `callbacks` are those of the client, such as `reconnected_cb`."""
-    errors: list[Exception] = []
+    last: Exception | None = None
+    is_reconnecting = False
 
     async def note(error: Exception) -> None:
-        errors[:] = [error]
+        nonlocal last
+        if is_reconnecting and isinstance(error, TlsMissing) and not isinstance(last, TlsMissing):
+            _log.warning("NATS at %s: %s", address.server, error)
+        last = error
 
-    options = connect_options(address)
-    client = Client()
+    with files_at_connect():
+        options = connect_options(address)
+    client = _TlsClient() if address.is_encrypted else Client()
     try:
         # With an unlimited number of reconnects, `connect` itself would wait for the server without end.
         async with asyncio.timeout(_CONNECT_WITHIN):
@@ -92,9 +115,10 @@ async def connect(address: NatsAddress, **callbacks: Any) -> Client:
             )
     except BaseException as error:
         await client.close()
-        if isinstance(error, TimeoutError) and errors:
-            raise errors[0] from error
+        if isinstance(error, TimeoutError) and last is not None:
+            raise last from error
         raise
+    is_reconnecting = True
     return client
 
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from oncegate.buses.urls import bus_name, named_files, read_secret, read_url, tls_context
+from oncegate.buses.urls import TLS_FILES, bus_name, files_at_connect, named_files, read_secret, read_url, tls_context
 from oncegate.errors import MissingExtra
 
 try:
@@ -19,7 +19,7 @@ except ImportError as _error:
     raise MissingExtra("the use of RabbitMQ", "rabbitmq") from _error
 
 FAILURES: Final = (*CONNECTION_EXCEPTIONS, TimeoutError)
-_CONNECTION: Final = ("vhost", "password_file", "ca", "certificate", "certificate_key")
+_CONNECTION: Final = ("vhost", "password_file", *TLS_FILES)
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _LONGEST_NAME: Final = 255  # bytes
 _ANSWER_WITHIN: Final = 5.0  # seconds
@@ -46,13 +46,13 @@ class RabbitAddress(Struct, frozen=True):
 def read_address(url: str, own: Sequence[str], use: str) -> RabbitAddress:
     """Parse `amqp://HOST:PORT/QUEUE?…`. `amqps://` uses TLS. `own` are the options of the caller, besides those of the
     connection, and `use` tells people what to write. Raises SettingError."""
-    scheme = url.partition("://")[0]
-    parts = read_url(url, "RabbitMQ", _PORTS[scheme], (*own, *_CONNECTION), use)
+    port = _PORTS[url.partition("://")[0]]
+    parts = read_url(url, "RabbitMQ", "amqps", port, (*own, *_CONNECTION), use)
     return RabbitAddress(
         host=parts.host,
         port=parts.port,
         server=parts.server,
-        is_encrypted=scheme == "amqps",
+        is_encrypted=parts.is_encrypted,
         vhost=checked_name(parts.options.get("vhost", "/"), "virtual host", use),
         queue=unquote(parts.path),
         user=parts.user,
@@ -89,7 +89,8 @@ def login_of(address: RabbitAddress) -> tuple[URL, ssl.SSLContext | None]:
 async def connect(address: RabbitAddress) -> Connection:
     """Connect to the server. A connection that is lost stays lost: a message must be acknowledged on the channel that
     has delivered it, so the clients of aio-pika that connect again by themselves are not used."""
-    url, context = login_of(address)
+    with files_at_connect():
+        url, context = login_of(address)
     connection = Connection(url, ssl_context=context, client_properties={"connection_name": "oncegate"})
     try:
         await answer_of(connection.connect())

@@ -4,6 +4,7 @@ certificates."""
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
@@ -11,15 +12,18 @@ from msgspec import Struct
 from oncegate.errors import SettingError
 from oncegate.text import quoted
 
+TLS_FILES: Final = ("ca", "certificate", "certificate_key")
+_LOGIN: Final = ("mechanism", "password_file")
+
 
 class BusUrl(Struct, frozen=True):
     """The parts of a URL. `path` is without its first slash and still percent-encoded. `options` are those behind the
     question mark."""
 
-    scheme: str
     host: str
     port: int
     path: str
+    is_encrypted: bool
     user: str | None
     password: str | None
     options: Mapping[str, str]
@@ -29,9 +33,10 @@ class BusUrl(Struct, frozen=True):
         return f"{self.host}:{self.port}" if ":" not in self.host else f"[{self.host}]:{self.port}"
 
 
-def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> BusUrl:
-    """Parse a URL of a bus. `port` is the default, `known` are the names of all options, and `use` tells people what to
-    write. Raises SettingError, whose text never quotes what may be a part of a password."""
+def read_url(url: str, bus: str, tls: str, port: int, known: Sequence[str], use: str) -> BusUrl:
+    """Parse a URL of a bus. `tls` is the scheme that uses TLS, `port` is the default, `known` are the names of all
+    options, and `use` tells people what to write. Raises SettingError, whose text never quotes what may be a part of a
+    password."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or port
@@ -39,24 +44,49 @@ def read_url(url: str, bus: str, port: int, known: Sequence[str], use: str) -> B
         raise SettingError(
             f"the host or the port of the {bus} URL is not valid; {use}, and percent-encode the user and the password"
         ) from None
-    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+    refuse_at_sign(f"{parts.path}{parts.query}{parts.fragment}", bus, use)
+    options = read_options(parts.query, bus, known)
+    if not host:
+        raise SettingError(f"the {bus} URL has no host; {use}")
+    user, password = read_login(parts.netloc)
+    refuse_options_without_effect(options, bus, tls, is_encrypted=parts.scheme == tls, has_user=bool(user))
+    return BusUrl(host, port, parts.path.removeprefix("/"), parts.scheme == tls, user, password, options)
+
+
+def refuse_at_sign(text: str, bus: str, use: str) -> None:
+    """Raise SettingError if there is an @ behind the host. It may belong to a password that is not encoded, so the
+    message must not quote it."""
+    if "@" in text:
         raise SettingError(
             f"a user, a password or a name in a {bus} URL must be percent-encoded (an @ is written as %40); {use}"
         )
-    options = dict(parse_qsl(parts.query))
+
+
+def read_options(query: str, bus: str, known: Sequence[str]) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(options.keys() - set(known)):
         raise SettingError(f"unknown option {unknown[0]!r} in a {bus} URL; use {', '.join(known)}")
-    if not host:
-        raise SettingError(f"the {bus} URL has no host; {use}")
-    return BusUrl(
-        scheme=parts.scheme,
-        host=host,
-        port=port,
-        path=parts.path.removeprefix("/"),
-        user=None if parts.username is None else unquote(parts.username),
-        password=None if parts.password is None else unquote(parts.password),
-        options=options,
-    )
+    return options
+
+
+def read_login(place: str) -> tuple[str | None, str | None]:
+    """Returns the user and the password before the host."""
+    login, at, _ = place.rpartition("@")
+    user, colon, password = login.partition(":")
+    return unquote(user) if at else None, unquote(password) if colon else None
+
+
+def refuse_options_without_effect(
+    options: Mapping[str, str], bus: str, tls: str, *, is_encrypted: bool, has_user: bool
+) -> None:
+    """Raise SettingError for an option that should protect the connection and would have no effect."""
+    for name in options:
+        if name in TLS_FILES and not is_encrypted:
+            raise SettingError(f"the option {name} of a {bus} URL is for TLS; write '{tls}://…'")
+        if name in _LOGIN and not has_user:
+            raise SettingError(f"the option {name} of a {bus} URL needs a user; write '…://USER@…'")
+    if "certificate_key" in options and "certificate" not in options:
+        raise SettingError(f"the option certificate_key of a {bus} URL needs the option certificate")
 
 
 def bus_name(value: str, what: str, use: str, *, is_valid: bool) -> str:
@@ -79,6 +109,16 @@ def named_files(bus: str) -> Iterator[None]:
         raise SettingError(f"the {bus} URL names a file that cannot be used: {why}") from error
 
 
+@contextmanager
+def files_at_connect() -> Iterator[None]:
+    """Raise ConnectionError instead of SettingError. The files were read when the URL was checked, so a file that is
+    missing now, for example while it is replaced, is an outage that may end."""
+    try:
+        yield
+    except SettingError as error:
+        raise ConnectionError(str(error)) from error
+
+
 def read_secret(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         return file.read().strip()
@@ -87,7 +127,7 @@ def read_secret(path: str) -> str:
 def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
     """The context for a connection that verifies the certificate of the server. The options name files: `ca`,
     `certificate` and `certificate_key`."""
-    for name in ("ca", "certificate", "certificate_key"):
+    for name in TLS_FILES:
         if name in options:
             open(options[name], "rb").close()  # the errors of `ssl` do not name the file
     context = ssl.create_default_context(cafile=options.get("ca"))

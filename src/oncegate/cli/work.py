@@ -117,7 +117,8 @@ def work(settings: Settings) -> None:
     SOURCE is 'sqs://NAME?region=REGION', 'kafka://HOST/TOPIC?group=NAME', 'nats://HOST/STREAM?consumer=NAME' or
     'amqp://HOST/QUEUE' (with quotes in the shell), the URL of an SQS queue, or `inbox`. If SOURCE is not
     given, the setting work.source or the variable ONCEGATE_WORK_SOURCE names the source. SQS counts the attempts of a
-    message, so max_attempts has no effect for an SQS queue.
+    message, so max_attempts has no effect for an SQS queue. The same is true for a RabbitMQ queue with
+    dead_letters=queue in its URL.
 
     With SOURCE `inbox`, the worker runs events that `oncegate serve` has stored in the same store. It runs the events
     of all routes with the settings of the route, and with the handler of the route if it has one; --namespace selects

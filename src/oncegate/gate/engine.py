@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -23,6 +23,8 @@ from oncegate.gate.sync_runner import RunContext, SyncRunner, refuse_unguarded
 from oncegate.sources import NO_HINTS, Hints
 from oncegate.stores.base import Inbox, JoinsTransactions, Store
 from oncegate.stores.circuit_breaker import CircuitBreaker
+
+_SAMPLE: Final = 100
 
 if TYPE_CHECKING:
     from oncegate.gate.async_runner import AsyncRunner
@@ -160,6 +162,12 @@ class Engine:
     def kept(self, limit: int) -> int:
         """Returns how many events the inbox holds; `limit` if it holds more. Raises StoreError."""
         return cast(Inbox, self._store).kept(self.config.namespace, limit)
+
+    def has_published(self, destination: str) -> bool:
+        """Whether one of a hundred records says that a gate of this namespace has published an event to this
+        destination. The keys of records are digests, so these records are a random sample. Raises StoreError."""
+        page = self._store.browse(self.config.namespace, limit=_SAMPLE)
+        return any(entry.record.handed_to == destination for entry in page)
 
     def mark(self, job: Job) -> bool:
         """Mark one event as done without running a handler. Returns False if the event was already known, is skipped or

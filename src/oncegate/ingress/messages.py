@@ -45,16 +45,20 @@ class MessageEvent:
     """One event of a message, with the lane in which it runs and its order within the lane. With `in_groups`, the
     events of a message group run in the order in which the queue delivers them. `attempts` counts its failed attempts
     while it is held here, and `failed_at` is the time of the first of them; see `retries`. `spent` is the last run of
-    an event without a key that has no attempts left: the event must become a dead letter, and does not run again."""
+    an event without a key that has no attempts left: the event must become a dead letter, and does not run again.
+
+    If `move_until` is set, the event must be moved, and should not run before this time of the boot clock."""
 
     __slots__ = (
         "attempts",
         "checks",
         "event",
         "failed_at",
+        "failed_moves",
         "item",
         "lane",
         "message",
+        "move_until",
         "order",
         "ran",
         "spent",
@@ -69,6 +73,8 @@ class MessageEvent:
         self.attempts = 0
         self.spent: UnguardedEvent | None = None
         self.failed_at = 0
+        self.failed_moves = 0
+        self.move_until = 0
         self.starts_at = message.starts_at
         self.checks = 0  # how often the event was in flight because its publisher had not completed it yet
         self.lane = ("group", event.evidence.group) if in_groups else _lane(event, item)

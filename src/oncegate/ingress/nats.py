@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.nats import FAILURES, NatsAddress, checked_name, connect, error_text, read_address
+from oncegate.buses.nats import FAILURES, NatsAddress, checked_name, connect, connect_options, error_text, read_address
 from oncegate.carriers.buses import BusMessage
 from oncegate.durations import spoken
 from oncegate.errors import MissingExtra, QueueError
@@ -35,6 +35,7 @@ except ImportError as _error:
 _log: Final = logging.getLogger("oncegate.work")
 _USE: Final = "write 'nats://HOST:PORT/STREAM?consumer=NAME'"
 _POLL: Final = 1.0  # seconds; a worker that stops waits for the open request
+_AWAY_CHECK: Final = 0.1
 _ANSWER_WITHIN: Final = 5.0
 
 
@@ -54,8 +55,9 @@ class ConsumerAddress(Struct, frozen=True):
 
 
 def read_consumer(url: str) -> ConsumerAddress:
-    """Parse `nats://HOST:PORT/STREAM?consumer=NAME`. Raises SettingError."""
+    """Parse `nats://HOST:PORT/STREAM?consumer=NAME`, and check the files that it names. Raises SettingError."""
     address = read_address(url, ("consumer",), _USE)
+    connect_options(address)
     return ConsumerAddress(address, checked_name(address.options.get("consumer", ""), "consumer", _USE))
 
 
@@ -152,6 +154,8 @@ class NatsLink:
         config, place = info.config, self._address.place
         if config.deliver_subject:
             raise QueueError(f"{place} pushes messages; use a pull consumer")
+        if config.headers_only:
+            raise QueueError(f"{place} delivers messages without their bodies; set its headers_only to false")
         if config.ack_policy != AckPolicy.EXPLICIT:
             raise QueueError(f"{place} has the ack policy {config.ack_policy}; set it to explicit")
         if (config.max_deliver or -1) > 0:
@@ -175,6 +179,9 @@ class NatsLink:
     async def receive(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             await wait_out(stopping, self._outage, self._context.store_outage)
+            if self._is_away:  # the client would keep the request, and send it together with later ones
+                await asyncio.sleep(_AWAY_CHECK)
+                continue
             room = await self._context.dispatcher.room_for(1)
             if stopping.is_set():
                 return
@@ -208,6 +215,11 @@ class NatsLink:
         except FAILURES:
             return
 
+    @property
+    def _is_away(self) -> bool:
+        """Whether the client is connecting again. It would keep what is sent now until it is connected."""
+        return not (self._connection.is_connected or self._connection.is_closed)
+
     async def _disconnected(self) -> None:
         if self._connection is not None and not self._connection.is_closed:
             self._outage.failed(f"the connection to NATS at {self._address.at.server} is lost")
@@ -222,6 +234,8 @@ class NatsLink:
         while True:
             await asyncio.sleep(self._ack_wait / 3e6)
             now = self._context.boot()
+            if self._is_away:
+                continue
             for message in list(self._messages):
                 if now - message.received_at < self._context.config.max_hold:
                     with suppress(*FAILURES):

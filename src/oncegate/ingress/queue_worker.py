@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from oncegate.backoff import jittered, pause_after
 from oncegate.clocks import Clock
 from oncegate.events import Event
 from oncegate.gate.async_runner import is_async
@@ -37,6 +38,7 @@ _MAX_SKIPS: Final = 2  # the deliveries in which an event may be skipped because
 _FLUSH_WITHIN: Final = 5.0
 _PUBLISHER_CHECK: Final = 0.1  # seconds between two checks of whether the publisher has completed the event
 _PUBLISHER_CHECKS: Final = 20
+_MOVE_PAUSES: Final = (1, 20)  # seconds; the first and the longest pause after a failed move
 _CLAIM_CHECK: Final = 0.05  # seconds between two checks, during an outage, of whether the store has granted a claim
 
 
@@ -274,8 +276,8 @@ class QueueSession:
             return RunAgain((work.starts_at - now) / 1e6)
         work.message.running += 1
         try:
-            if self._mover is not None and self._mover.must_follow(work):
-                return await self._move(work, work.message.pause)
+            if self._mover is not None and (work.move_until or self._mover.must_follow(work)):
+                return await self._move(work, self._mover)
             return await self._run_event(work)
         finally:
             work.message.running -= 1
@@ -320,7 +322,11 @@ class QueueSession:
         work.message.receives += 1
         failed = moves and outcome.status == "failed"
         if self._retries.is_used_up(work, pause, failed=failed) and outcome.status != "invalid":
-            return await self._move(work, pause) if moves else self._not_acknowledged(work, pause)
+            if self._mover is None:
+                return self._not_acknowledged(work, pause)
+            if self._mover.can_move(work):
+                work.move_until = self._context.boot() + int(pause * 1e6)
+                return await self._move(work, self._mover)
         work.item = self._identify(work.event)
         return RunAgain(pause)
 
@@ -330,14 +336,16 @@ class QueueSession:
             return None
         return work.item
 
-    async def _move(self, work: MessageEvent, pause: float) -> Next:
-        """Move the event to another place, and acknowledge it. If it cannot be moved now, it runs again here."""
-        item = self._identify(work.event)
-        if self._mover is not None and await self._mover.move(work, item, pause):
+    async def _move(self, work: MessageEvent, mover: Mover) -> Next:
+        """Move the event to another place, and acknowledge it. If this fails, it is tried again soon, without the
+        handler: until then its message keeps later ones from being acknowledged, whatever pause the event has."""
+        now = self._context.boot()
+        work.move_until = work.move_until or now + int(work.message.pause * 1e6)
+        if await mover.move(work, self._identify(work.event), max(0, work.move_until - now) / 1e6):
             self._end(work, None)
             return "go_on"
-        work.item = self._identify(work.event)
-        return RunAgain(pause)
+        work.failed_moves += 1
+        return RunAgain(jittered(pause_after(work.failed_moves, *_MOVE_PAUSES)))
 
     async def _run_through_gate(self, item: Identified) -> Outcome:
         if not self._store_outage.is_ongoing:

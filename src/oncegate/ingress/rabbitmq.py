@@ -20,7 +20,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncegate.buses.rabbitmq import FAILURES, RabbitAddress, answer_of, checked_name, connect, error_text, read_address
+from oncegate.buses.rabbitmq import (
+    FAILURES,
+    RabbitAddress,
+    answer_of,
+    checked_name,
+    connect,
+    error_text,
+    login_of,
+    read_address,
+)
 from oncegate.carriers.buses import BusMessage
 from oncegate.errors import MissingExtra, QueueError, SettingError
 from oncegate.events import Evidence
@@ -65,12 +74,13 @@ class WorkedQueue(Struct, frozen=True):
 
 
 def read_queue(url: str) -> WorkedQueue:
-    """Parse `amqp://HOST:PORT/QUEUE?…`. Raises SettingError."""
+    """Parse `amqp://HOST:PORT/QUEUE?…`, and check the files that it names. Raises SettingError."""
     address = read_address(url, ("dead_letters",), _USE)
     checked_name(address.queue, "queue", _USE)
     counter = address.options.get("dead_letters", _COUNTERS[0])
     if counter not in _COUNTERS:
         raise SettingError(not_a_choice("dead_letters", counter, _COUNTERS))
+    login_of(address)
     return WorkedQueue(address, counter == "queue")
 
 
@@ -268,6 +278,11 @@ class Consumer:
             self._lost(reason)
 
 
+def _is_no_queue(error: BaseException) -> bool:
+    """Whether the queue does not exist. RabbitMQ gives the same code for a queue whose node is down."""
+    return isinstance(error, ChannelNotFoundEntity) and "no queue" in str(error)
+
+
 class RabbitLink:
     """Implements `oncegate.ingress.queue_worker.QueueLink`."""
 
@@ -297,15 +312,16 @@ class RabbitLink:
         try:
             await self._check()
             await self._consumer.open()
-        except ChannelNotFoundEntity as error:
-            raise QueueError(
-                f"{place} does not exist in the virtual host {at.vhost}; create a durable quorum queue with this name"
-            ) from error
         except ChannelLockedResource as error:
             raise QueueError(
                 f"{place} is exclusive to another connection; use a queue that is not exclusive"
             ) from error
         except FAILURES as error:
+            if _is_no_queue(error):
+                raise QueueError(
+                    f"{place} does not exist in the virtual host {at.vhost}; create a durable quorum queue with this"
+                    " name"
+                ) from error
             raise QueueError(
                 f"{place} cannot be used at {at.server}: {error_text(error)}; check that the server runs, and the"
                 " address and the user in the URL"
@@ -359,7 +375,7 @@ class RabbitLink:
                 await self._consumer.replace()
         except FAILURES as error:
             self._consumer.is_open = False
-            if isinstance(error, ChannelNotFoundEntity) and "no queue" in str(error):
+            if _is_no_queue(error):
                 raise QueueError(f"{place} was deleted") from error
             self._lost(f"{place} does not answer ({error_text(error)})")
 

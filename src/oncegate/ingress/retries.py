@@ -14,6 +14,7 @@ would start a new count. If the event waits for too long, or too many events wai
 import asyncio
 import logging
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -49,9 +50,12 @@ class Mover(Protocol):
     def must_follow(self, work: MessageEvent) -> bool:
         """Whether an earlier event of the lane was moved and may still wait. This event must then be moved, too."""
 
+    def can_move(self, work: MessageEvent) -> bool:
+        """Whether an event that has run may be moved. Otherwise it runs again here."""
+
     async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:
         """Move an event that should run again after `pause` seconds. `work.item` has its last run, and `item` is the
-        event as it was before that run. Returns False if the event could not be moved."""
+        event as it was before that run. Returns False if the event could not be moved now."""
 
     @property
     def figures(self) -> Figures:
@@ -146,21 +150,31 @@ def _identity(event: Event) -> Hashable:
 
 class InboxMover:
     """Moves events to the inbox of the store, and runs the inbox. The inbox keeps the order of each entity, so the
-    later events of an entity follow the moved event into the inbox until the inbox is empty."""
+    later events of an entity follow the moved event into the inbox until the inbox is empty. `source` is the bus of the
+    worker, as records name it."""
 
-    def __init__(self, inbox: InboxWorker, context: WorkerContext) -> None:
+    def __init__(self, inbox: InboxWorker, context: WorkerContext, source: str) -> None:
         self._inbox = inbox
         self._context = context
+        self._source = source
         self._lanes: dict[Hashable, int] = {}  # the lanes with moved events, and the number of the last move
         self._moves = 0
         self._has_warned = False
 
     async def work(self) -> None:
-        forgetting = asyncio.create_task(self._forget_lanes())
+        tasks = [asyncio.create_task(self._check_namespace()), asyncio.create_task(self._forget_lanes())]
         try:
             await self._inbox.work()
         finally:
-            forgetting.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _check_namespace(self) -> None:
+        """Warn at the start if records show that the publisher of the topic uses the same namespace. If they do not
+        show it yet, `can_move` warns later."""
+        with suppress(StoreError):
+            if await asyncio.to_thread(self._context.engine.has_published, self._source):
+                self._warn()
 
     def stop(self) -> None:
         self._inbox.stop()
@@ -168,11 +182,15 @@ class InboxMover:
     def must_follow(self, work: MessageEvent) -> bool:
         return work.lane in self._lanes
 
+    def can_move(self, work: MessageEvent) -> bool:
+        """An event whose publisher uses the same inbox must stay here."""
+        is_shared = isinstance(work.item, Job) and is_stage(work.item.key)
+        if is_shared:
+            self._warn()
+        return not is_shared
+
     async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:  # noqa: ARG002  # see Mover
         """Store the event. The inbox may run it at once: if it fails, the store knows the next pause."""
-        if isinstance(work.item, Job) and is_stage(work.item.key):
-            self._warn()
-            return False
         (stored,) = await self._context.engine.async_runner.admit([item])
         outcome = stored.outcome
         if not outcome.acked:
@@ -247,8 +265,11 @@ class NoMover:
     def must_follow(self, work: MessageEvent) -> bool:  # noqa: ARG002  # see Mover
         return False
 
-    async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:  # noqa: ARG002  # see Mover
+    def can_move(self, work: MessageEvent) -> bool:  # noqa: ARG002  # see Mover
         return False
+
+    async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:
+        raise NotImplementedError
 
     def close(self) -> None:
         """There is nothing to close."""

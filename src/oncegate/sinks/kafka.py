@@ -30,12 +30,6 @@ class TopicAddress(Struct, frozen=True):
     timeout: float
 
     @property
-    def canonical(self) -> str:
-        """The form in which records store the destination. Secrets and brokers are not included, because the same topic
-        may be reached through several brokers."""
-        return f"kafka://{self.at.topic}"
-
-    @property
     def spoken(self) -> str:
         """The description of the destination in messages."""
         return f"the Kafka topic {self.at.topic} ({self.at.brokers})"
@@ -59,7 +53,7 @@ class KafkaPublisher:
 
     def __init__(self, url: str) -> None:
         self.place = read_destination(url)
-        self.publishes_to = self.place.canonical
+        self.publishes_to = self.place.at.canonical
         self._producer = ConfirmedProducer(self.place.at, self.place.timeout)
 
     def __call__(self, event: Event) -> None:

@@ -19,6 +19,8 @@ from oncegate import Event, Gate, keys
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
 from oncegate.journal import open_journal
 from oncegate.sinks import publish
+from tests.gate.conftest import Stumbling
+from tests.ingress.guide_commands import publishing
 from tests.ingress.kafka_server import REAL, KafkaServer, RealKafka, Topic
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -128,6 +130,23 @@ def test_a_long_delay(topic: Topic) -> None:
     with working(gate.worker(topic.source, handler)):
         topic.until_empty(20)
     assert gate.store.kept("default") == 1  # type: ignore[attr-defined]
+    gate.close()
+
+
+def test_a_failed_move_is_repeated_soon(topic: Topic) -> None:
+    """If the inbox cannot store the event, the move is tried again after a second. The delay that the handler requested
+    does not hold up the partition."""
+
+    async def handler(_event: Event) -> None:
+        raise RetryLater("come back", after=3_600)
+
+    topic.send(call(1))
+    store = Stumbling()
+    store.failures = {"admit": 1}
+    gate = Gate(store)
+    with working(gate.worker(topic.source, handler)):
+        topic.until_empty(20)
+    assert (store.failures, store.kept("default")) == ({"admit": 0}, 1)
     gate.close()
 
 
@@ -243,6 +262,21 @@ def test_a_failing_event_of_a_publisher_with_the_same_namespace(
     assert caplog.text.count("use another namespace for this worker, or add retry_topic=NAME") == 1
 
 
+def test_a_publisher_with_the_same_namespace_is_known_at_the_start(
+    server: KafkaServer, topic: Topic, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the store has records of events that were published to the topic, the worker warns when it starts. Records
+    of another topic mean nothing."""
+    sink: Any = publish(topic.target)
+    with closing(Gate(f"sqlite:///{tmp_path}/oncegate.db")) as gate, closing(sink):
+        assert gate.run(call(1), sink).status == "processed"
+        with working(gate.worker(server.topic().source, Handler())):
+            time.sleep(0.5)
+        assert "the publisher of this topic also uses the namespace" not in caplog.text
+        with working(gate.worker(topic.source, Handler())):
+            until(lambda: "the publisher of this topic also uses the namespace default" in caplog.text, "the warning")
+
+
 def test_a_moved_event_that_another_gate_has_published(topic: Topic, tmp_path: Path) -> None:
     """An event with the key of another store is moved to the inbox under its own key, and has one effect."""
     sink: Any = publish(topic.target)
@@ -324,20 +358,6 @@ def test_the_command(topic: Topic, tmp_path: Path) -> None:
     assert (bool(row.kept), row.place) == (True, topic.target)
 
 
-def test_a_drained_command(topic: Topic, tmp_path: Path) -> None:
-    """SIGTERM lets the running handler end, and its message is committed. The other message stays in the topic."""
-    (tmp_path / "app.py").write_text("import time\ndef handle(event): print(event.id, flush=True); time.sleep(1)\n")
-    topic.send(call(1, "c-1"), call(2, "c-1"))
-    command = [sys.executable, "-m", "oncegate", "work", topic.source, "--handler", "app:handle", "--log", "off"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == "evt-1"
-    process.terminate()
-    out, err = process.communicate(timeout=40)
-    assert (process.returncode, out) == (0, ""), err
-    assert topic.committed() == [1]
-
-
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "kafka.md").read_text()
 
 
@@ -357,13 +377,21 @@ def test_the_guide(server: KafkaServer, tmp_path: Path) -> None:
         assert json.loads(out)["status"] == "processed"
 
 
+def test_the_guide_publishes(topic: Topic, tmp_path: Path) -> None:
+    """The command of the guide sends a webhook to the topic."""
+    with publishing(GUIDE, tmp_path, {"127.0.0.1:9092/events": topic.target.removeprefix("kafka://")}):
+        until(lambda: topic.ends() == [1], "the message")
+    (message,) = topic.stored()
+    assert json.loads(message.value())["id"] == "evt-1"
+
+
 # ── a real broker ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def real() -> Iterator[RealKafka]:
     if REAL not in os.environ:
-        pytest.skip(f"no broker to test with: set {REAL}=127.0.0.1:9092")
+        pytest.skip(f"no broker to test with: set {REAL}=kafka://127.0.0.1:9092")
     kafka = RealKafka(os.environ[REAL])
     yield kafka
     kafka.stop()

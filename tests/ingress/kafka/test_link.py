@@ -31,10 +31,8 @@ def test_the_configuration() -> None:
     """Nothing is committed but by the worker. A new group begins with the first message. `visibility` is the session
     timeout."""
     options = validate(KAFKA_LIMITS, **DEFAULTS | {"visibility": "20s"})
-    config = consumer_config(read_group("kafka://h/events?group=crm&start=latest"), options)
-    assert config["auto.offset.reset"] == "latest"
-    assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (20_000, 2_000)
     config = consumer_config(read_group("kafka://h/events?group=crm"), options)
+    assert (config["session.timeout.ms"], config["heartbeat.interval.ms"]) == (20_000, 2_000)
     assert config["auto.offset.reset"] == "earliest"
     assert (config["enable.auto.commit"], config["enable.auto.offset.store"]) == (False, False)
     assert config["partition.assignment.strategy"] == "cooperative-sticky"

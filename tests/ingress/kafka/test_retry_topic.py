@@ -1,11 +1,13 @@
 """Events that fail are moved to a retry topic, which the same worker reads."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from oncegate import Event, Gate, keys
+from oncegate.errors import RetryLater
 from tests.ingress.kafka_server import PRODUCE, KafkaServer, Topic
 from tests.ingress.sqs.queues import Handler, call, working
 from tests.stores.servers import until
@@ -105,6 +107,28 @@ def test_a_retry_topic_that_fails(
     server.fail(PRODUCE, NOT_ALLOWED)
     with working(gate.worker(source(topic, again), handler)):
         topic.until_empty()
+        until(lambda: again.left(topic.name) == 0, "the retry topic")
     assert handler.ran == [1] * 4
     assert f"was not sent to the retry topic {again.name}" in caplog.text
+    gate.close()
+
+
+def test_a_failed_move_is_repeated_soon(server: KafkaServer, topic: Topic, again: Topic) -> None:
+    """A move that fails is tried again after a second, without the handler. The delay that the handler requested does
+    not hold up the partition, and is kept for the next attempt."""
+    ran: list[int] = []
+
+    async def handler(event: Event) -> None:
+        ran.append(event.body["number"])
+        raise RetryLater("come back", after=3_600)
+
+    topic.send(call(1))
+    gate = Gate("memory://")
+    server.fail(PRODUCE, NOT_ALLOWED)
+    with working(gate.worker(source(topic, again), handler)):
+        topic.until_empty(20)
+    assert ran == [1]
+    (moved,) = again.stored()
+    waits = int(dict(moved.headers())["oncegate-not-before"]) / 1e3 - time.time()
+    assert 3_500 < waits <= 3_600
     gate.close()

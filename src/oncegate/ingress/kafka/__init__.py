@@ -46,7 +46,7 @@ def _mover(
     if context.inbox is not None:
         limit = max(1, options.in_hand // _INBOX_SHARE)
         inbox = context.inbox(handler, at_work=limit, drain=timedelta(seconds=options.drain))
-        return InboxMover(inbox, context)
+        return InboxMover(inbox, context, address.at.canonical)
     if context.engine.config.marks_first:
         return NoMover()
     raise SettingError(

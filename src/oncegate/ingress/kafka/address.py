@@ -7,22 +7,18 @@ from msgspec import Struct
 
 from oncegate.buses.kafka import KafkaAddress, checked_topic, client_config, read_address
 from oncegate.buses.urls import bus_name
-from oncegate.errors import SettingError
-from oncegate.text import any_of, quoted
 
 _USE: Final = "write 'kafka://HOST:PORT/TOPIC?group=NAME'"
-_OWN: Final = ("group", "retry_topic", "start")
+_OWN: Final = ("group", "retry_topic")
 _GROUP: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_STARTS: Final = ("earliest", "latest")
 
 
 class GroupAddress(Struct, frozen=True):
-    """A consumer group of a topic. `start` is where a group without committed offsets begins."""
+    """A consumer group of a topic."""
 
     at: KafkaAddress
     group: str
     retry_topic: str | None
-    start: str
 
     @property
     def topics(self) -> list[str]:
@@ -39,10 +35,7 @@ def read_group(url: str) -> GroupAddress:
     address = read_address(url, _OWN, _USE)
     client_config(address)
     group, retry_topic = address.options.get("group", ""), address.options.get("retry_topic")
-    start = address.options.get("start", _STARTS[0])
     bus_name(group, "Kafka consumer group", _USE, is_valid=_GROUP.fullmatch(group) is not None)
     if retry_topic is not None:
         checked_topic(retry_topic, "write 'retry_topic=TOPIC'")
-    if start not in _STARTS:
-        raise SettingError(f"start={quoted(start)} is not a place to start from; use {any_of(_STARTS)}")
-    return GroupAddress(address, group, retry_topic, start)
+    return GroupAddress(address, group, retry_topic)

@@ -331,7 +331,8 @@ def consumer_config(address: GroupAddress, options: QueueOptions) -> dict[str, A
         "group.id": address.group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": address.start,
+        # Not "latest": a worker that received nothing has committed nothing, so the next one would miss events.
+        "auto.offset.reset": "earliest",
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": session * 1_000,
         "heartbeat.interval.ms": session * 1_000 // 10,

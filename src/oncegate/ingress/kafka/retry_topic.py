@@ -35,6 +35,9 @@ class TopicMover(NoMover):
         self._producer = ConfirmedProducer(address.at, _TIMEOUT)
         self._threads = CallThreads("oncegate-retry-topic", _THREADS)
 
+    def can_move(self, work: MessageEvent) -> bool:  # noqa: ARG002  # see Mover
+        return True
+
     async def move(self, work: MessageEvent, item: Identified, pause: float) -> bool:  # noqa: ARG002  # see Mover
         message = work.message
         assert isinstance(message, KafkaMessage)  # noqa: S101  # the link has made it

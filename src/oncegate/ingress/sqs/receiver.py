@@ -15,7 +15,7 @@ from oncegate.ingress.call_threads import CallThreads
 from oncegate.ingress.options import QueueOptions
 from oncegate.ingress.queue_worker import LinkContext
 from oncegate.ingress.sqs.client import QueueMissing, SqsClient
-from oncegate.ingress.supervision import OutageLogger
+from oncegate.ingress.supervision import OutageLogger, wait_out
 
 SHORT_POLL: Final = 1  # seconds
 
@@ -62,7 +62,7 @@ class Receiver:
         while not stopping.is_set():
             if is_helper:
                 await self._polls_are_full.wait()
-            await self._wait_out_outages(stopping)
+            await wait_out(stopping, self._queue_outage, self._store_outage)
             async with self._reserving:
                 await self._dispatcher.room_for(self._reserved + self._options.batch)
                 if stopping.is_set():
@@ -72,12 +72,6 @@ class Receiver:
                 await self._poll(SHORT_POLL if is_helper or self._dispatcher.in_hand else self._options.wait)
             finally:
                 self._reserved -= self._options.batch
-
-    async def _wait_out_outages(self, stopping: asyncio.Event) -> None:
-        while (pause := max(self._queue_outage.pause, self._store_outage.pause)) and not stopping.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await stopping.wait()
 
     async def _poll(self, wait: int) -> None:
         try:
