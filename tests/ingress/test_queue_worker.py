@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -130,6 +131,18 @@ def test_sigterm_finishes_what_runs(source: Source, tmp_path: Path) -> None:
         source.until_empty()
     assert handler.ran == [2]
     gate.close()
+
+
+@pytest.mark.parametrize("url", ["kafka://{}/events?group=crm", "nats://{}/events?consumer=crm", "amqp://{}/events"])
+def test_a_stop_before_the_server_answers(url: str) -> None:
+    """A worker whose server accepts the connection and says nothing stops at once."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, closing(Gate("memory://", mode="mark_first")) as gate:
+        silent.settimeout(10)
+        with working(gate.worker(url.format(f"127.0.0.1:{silent.getsockname()[1]}"), Handler())):
+            connection, _ = silent.accept()
+            began = time.monotonic()
+        connection.close()
+        assert time.monotonic() - began < 2
 
 
 # ── queues without a dead-letter queue ────────────────────────────────────────────────────────────────────

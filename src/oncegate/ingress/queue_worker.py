@@ -216,13 +216,25 @@ class QueueSession:
     async def work(self) -> None:
         """Work until stopped. Raises QueueError if the queue cannot be used or was deleted."""
         try:
-            await self._link.open()
-            await self._work_until_stopped()
+            if await self._open():
+                await self._work_until_stopped()
         finally:
             self._threads.close()
             await self._link.close()
             if self._mover is not None:
                 self._mover.close()
+
+    async def _open(self) -> bool:
+        """Connect. Returns False if the worker is stopped before it is connected."""
+        opening, stopped = asyncio.create_task(self._link.open()), asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if opening.done():
+            opening.result()
+            return True
+        opening.cancel()
+        await asyncio.wait([opening])
+        return False
 
     async def _work_until_stopped(self) -> None:
         receiving = asyncio.create_task(self._link.receive(self._stopping))

@@ -65,7 +65,7 @@ class KafkaLink:
         self._outage = OutageLogger(context.boot)
         self._threads = CallThreads("oncegate-kafka-group", 1)
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._receives = False
+        self._receives = self._has_joined = False
         self._committed_at = 0.0
         # Used by the thread only.
         self._consumer: Consumer | None = None
@@ -87,6 +87,7 @@ class KafkaLink:
                 f"{self._address.place} cannot be used at {self._address.at.brokers}: {reason}; check that the brokers"
                 " run, and the addresses and the user in the URL"
             ) from error
+        self._has_joined = True
 
     def _join(self) -> None:
         self._consumer = Consumer(
@@ -316,7 +317,8 @@ class KafkaLink:
     async def close(self) -> None:
         """Leave the group, so that other workers get the partitions at once."""
         closing = asyncio.create_task(self._threads.call(self._leave))
-        await asyncio.wait([closing], timeout=_CLOSE_WITHIN)
+        # If the brokers do not answer, the thread may be busy for as long as `open` waits.
+        await asyncio.wait([closing], timeout=_CLOSE_WITHIN if self._has_joined else 0)
         self._threads.close()
 
     def _leave(self) -> None:
