@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy
 
 from oncegate import Event, Gate
+from oncegate.buses import nats as buses_nats
+from oncegate.buses.nats import NatsAddress
 from oncegate.errors import QueueError, RetryLater, SettingError
 from oncegate.gate import Notice
 from oncegate.gate.observers import outcome_of
@@ -222,6 +225,25 @@ def test_the_server_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         server.stop()
     assert handler.ran == [1, 2]
     assert caplog.text.count("nothing is received") == caplog.text.count("answers again") == 1
+
+
+def test_a_connection_that_the_server_ends(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server ends the connection with an error, such as a login that has expired, the client does not connect
+    again. So the worker ends with the reason."""
+    expiring: list[asyncio.Task[None]] = []
+
+    async def connect(address: NatsAddress, **callbacks: Any) -> Client:
+        client = await buses_nats.connect(address, **callbacks)
+        asyncio.get_running_loop().call_later(0.2, expire, client)
+        return client
+
+    def expire(client: Client) -> None:
+        expiring.append(asyncio.create_task(client._process_err("'User Authentication Expired'")))
+
+    monkeypatch.setattr("oncegate.ingress.nats.connect", connect)
+    with closing(Gate("memory://")) as gate, pytest.raises(QueueError) as ended:
+        gate.worker(stream.source, Handler()).run()
+    assert "has ended the connection (User Authentication Expired); check the user" in str(ended.value)
 
 
 def test_nothing_is_kept_for_a_server_that_is_away(tmp_path: Path) -> None:

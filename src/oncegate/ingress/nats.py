@@ -179,6 +179,11 @@ class NatsLink:
     async def receive(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             await wait_out(stopping, self._outage, self._context.store_outage)
+            if self._connection.is_closed:
+                raise QueueError(
+                    f"the NATS server at {self._address.at.server} has ended the connection"
+                    f" ({error_text(self._connection.last_error)}); check the user and its permissions"
+                )
             if self._is_away:  # the client would keep the request, and send it together with later ones
                 await asyncio.sleep(_AWAY_CHECK)
                 continue
