@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # For two processors. A test waits half of its time, for the end of a lease or the answer of a server.
-TESTERS := 4
+TESTERS := 6
 
 # Hundreds of tests start a new Python process. This keeps the bytecode, even if the environment turns it off.
 export PYTHONDONTWRITEBYTECODE :=
