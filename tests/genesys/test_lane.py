@@ -126,7 +126,7 @@ def test_a_stop_while_a_channel_is_closed() -> None:
 
 class TestSockets:
     def test_a_socket_that_drops(self, fake: FakeGenesys, listen: Listen) -> None:
-        """If the socket is lost, the listener opens another channel. The journal has the time from the last frame to
+        """If the socket is lost, the listener opens another channel. The journal has the time from the last ping to
         the new subscription, in which an event was lost."""
         listening = listen()
         fake.publish(PRESENCE, presence(1))

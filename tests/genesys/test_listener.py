@@ -113,7 +113,7 @@ class TestGaps:
         until(lambda: listening.worker._mark.read()[PRESENCE] > since, "the mark after the gap")
 
     def test_a_restart(self, fake: FakeGenesys, listen: Listen) -> None:
-        """The time in which no listener ran is a gap: from the last frame of the earlier run to the subscription."""
+        """The time in which no listener ran is a gap: from the last ping of the earlier run to the subscription."""
         first = listen()
         until(lambda: bool(first.worker._mark.read()), "the mark")
         first.stop()

@@ -130,10 +130,12 @@ class Lane:
         if rejected:
             _log.error("%s", _rejections(rejected, len(self._topics)))
         before = self._rejected_since
-        self._rejected_since = {each.topic: before.get(each.topic, now) for each in rejected}
-        for topic in before.keys() - self._rejected_since.keys():
+        after = {each.topic: before.get(each.topic, now) for each in rejected}
+        self._rejected_since = before | after  # the mark must not pass a gap that is not recorded yet
+        for topic in before.keys() - after.keys():
             why = f"Genesys Cloud rejected the topic {topic}"
             await self._threads.call(self._gaps.add, "rejected", before[topic], now, why)
+        self._rejected_since = after
 
     async def _close(self, reader: ChannelReader) -> None:
         self._readers.remove(reader)
