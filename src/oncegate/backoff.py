@@ -1,4 +1,5 @@
-"""Exponential backoff with jitter: the only rule for how long to wait before a retry.
+"""Exponential backoff with jitter: the only rule for how long to wait before a retry. Only `wait_until`, which waits
+for a part of a deployment, has pauses of the same length.
 
 Each pause is twice as long as the pause before it, up to a limit. Jitter takes away up to half of a pause, so that
 clients that failed together do not retry together. The caller chooses the unit of time.

@@ -13,7 +13,7 @@ from oncegate.errors import QueueError, SettingError
 from oncegate.sinks import publish
 from tests.ingress.nats_server import PLAIN, TLS, NatsServer
 from tests.ingress.sqs.queues import Handler, call, working
-from tests.sinks.receiver import CA
+from tests.sinks.receiver import CA, CERTIFICATES
 from tests.stores.servers import until
 
 
@@ -88,6 +88,19 @@ def test_no_login_without_tls(server: NatsServer) -> None:
         with closing(sink):
             assert gate.run(call(2), sink).status == "processed"
         assert "[CONNECT" in server.log
+
+
+def test_a_server_that_does_not_require_tls(tmp_path: Path, server: NatsServer) -> None:
+    """If TLS is an offer of the server, it is used."""
+    stream, handler = server.stream(), Handler()
+    certificate = f'cert_file: "{CERTIFICATES}/server.pem", key_file: "{CERTIFICATES}/server.pem"'
+    (tmp_path / "nats.conf").write_text(f"tls {{ {certificate} }}\nallow_non_tls: true\n")
+    server.restart(*PLAIN, "-c", str(tmp_path / "nats.conf"))
+    sink: Any = publish(over_tls(stream.target))
+    with closing(sink), closing(Gate("memory://")) as gate, working(gate.worker(over_tls(stream.source), handler)):
+        assert gate.run(call(1), sink).status == "processed"
+        until(lambda: handler.ran == [1], "the event")
+    assert server.log.count("TLS handshake complete") >= 2
 
 
 def test_a_login_over_tls(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -124,6 +124,15 @@ def test_a_stop_while_a_channel_is_closed() -> None:
     assert asyncio.run(stopped())
 
 
+def test_a_stop_while_genesys_does_not_answer(fake: FakeGenesys, listen: Listen) -> None:
+    """A stop does not wait long for a server that does not answer the closing of the socket."""
+    listening = listen()
+    fake._loop.call_soon_threadsafe(time.sleep, 4)
+    began = time.monotonic()
+    listening.stop()
+    assert time.monotonic() - began < 3
+
+
 class TestSockets:
     def test_a_socket_that_drops(self, fake: FakeGenesys, listen: Listen) -> None:
         """If the socket is lost, the listener opens another channel. The journal has the time from the last ping to
@@ -155,9 +164,8 @@ class TestSockets:
 
     def test_a_quiet_socket_is_asked(self, fake: FakeGenesys, listen: Listen) -> None:
         """A socket without frames that answers a ping is kept."""
-        times = replace(QUICK, silence=0.2)
-        listening = listen(times=times)
-        time.sleep(0.5)
+        listening = listen(times=replace(QUICK, silence=0.5))
+        time.sleep(1.2)
         fake.publish(PRESENCE, presence(1))
         handled(listening, 1)
         assert (fake.count("POST /api/v2/notifications/channels"), listening.gaps) == (1, [])
@@ -180,8 +188,10 @@ class TestSockets:
         listening = listen(PRESENCE, MEMBERS)
         until(lambda: len(listening.worker._mark.read()) == 2, "the mark")
         fake.rejected[PRESENCE] = "presence:user:view"
+        before = time.time_ns() // 1_000
         fake.announce_closing()
         until(lambda: len(fake.connected) == 1 and fake.connected[0].topics == {MEMBERS}, "the next channel")
+        after = time.time_ns() // 1_000
         time.sleep(0.3)  # the mark is written every 50 ms
         mark = listening.worker._mark.read()
         assert mark[MEMBERS] - mark[PRESENCE] > 100_000
@@ -190,6 +200,27 @@ class TestSockets:
         until(lambda: bool(listening.gaps), "the gap")
         (gap,) = listening.gaps
         assert (gap.kind, f"rejected the topic {PRESENCE}" in gap.reason) == ("rejected", True)
+        assert before <= (gap.since or 0) <= after
+        assert gap.at - after > 300_000
+
+    def test_a_topic_that_is_allowed_on_a_lost_channel(self, fake: FakeGenesys, listen: Listen) -> None:
+        """If the channel on which a rejected topic is allowed again is lost, a new gap begins."""
+        listening = listen(PRESENCE, MEMBERS, times=replace(QUICK, overlap=0.6))
+        fake.rejected[PRESENCE] = "presence:user:view"
+        fake.announce_closing()
+        until(lambda: len(fake.connected) == 1 and fake.connected[0].topics == {MEMBERS}, "the second channel")
+        fake.rejected.clear()
+        fake.announce_closing()
+        until(lambda: len(fake.connected) == 2, "the third channel")
+        fake.drop(list(fake.channels)[2])
+        until(lambda: len(fake.connected) == 1, "the third channel to be lost")
+        lost_at = time.time_ns() // 1_000
+        fake.publish(PRESENCE, presence(1))
+        assert fake.lost == [PRESENCE]
+        until(lambda: len(listening.gaps) == 2, "the second gap")
+        assert [gap.kind for gap in listening.gaps] == ["rejected", "rejected"]
+        first, second = listening.gaps
+        assert first.at <= (second.since or 0) <= lost_at < second.at
 
 
 class TestStart:

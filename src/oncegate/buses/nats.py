@@ -80,10 +80,12 @@ class _TlsClient(Client):
     otherwise send the password unencrypted. Each connection begins with a call of `_process_info`, before the login."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and not info.get("tls_required"):
-            assert self._transport is not None  # noqa: S101  # the information came over it
-            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py leaves it open
-            raise TlsMissing("the server does not offer TLS, so no login was sent; enable TLS on the server")
+        if initial_connection:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                assert self._transport is not None  # noqa: S101  # the information came over it
+                self._transport.close()  # type: ignore[no-untyped-call]  # nats-py leaves it open
+                raise TlsMissing("the server does not offer TLS, so no login was sent; enable TLS on the server")
+            info["tls_required"] = True
         await super()._process_info(info, initial_connection)
 
 

@@ -11,7 +11,6 @@ from oncegate.cli.infra_actions import addresses, connect, place_text, removal_s
 from oncegate.cli.output import print_text, show_facts, show_json
 from oncegate.cli.steps import carry_out_all, print_kept, remove_all, show_plan, step_fields, summary
 from oncegate.genesys.integrations import (
-    COMMAND,
     eventbridge_part,
     genesys_platform,
     organisation_of,
@@ -84,5 +83,5 @@ def down_eventbridge(
         ]
         steps += removal_steps(cloud, name, place, keep_table=keep_table)
         where = f"{client.place.name} and {place_text(place)}"
-        nothing = f"{COMMAND} created nothing with the name {name} in {place.region}"
+        nothing = f"Oncegate created nothing with the name {name} in {place.region}"
         remove_all(steps, progress, place=where, nothing=nothing, yes=yes, dry_run=dry_run)

@@ -164,8 +164,8 @@ class Engine:
         return cast(Inbox, self._store).kept(self.config.namespace, limit)
 
     def has_published(self, destination: str) -> bool:
-        """Whether one of a hundred records says that a gate of this namespace has published an event to this
-        destination. The keys of records are digests, so these records are a random sample. Raises StoreError."""
+        """Look at 100 records, and return whether one of them says that a gate of this namespace has published its
+        event to this destination. The keys of records are digests, so this is a random sample. Raises StoreError."""
         page = self._store.browse(self.config.namespace, limit=_SAMPLE)
         return any(entry.record.handed_to == destination for entry in page)
 

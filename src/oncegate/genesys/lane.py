@@ -17,7 +17,7 @@ from oncegate.ingress.supervision import OutageLogger
 from oncegate.journal import GapLog
 
 _log: Final = logging.getLogger("oncegate.work")
-_RELEASE_WITHIN: Final = 5.0  # seconds
+_RELEASE_WITHIN: Final = 2.0  # seconds
 
 
 class Lane:
@@ -46,7 +46,7 @@ class Lane:
     @property
     def received(self) -> dict[str, int]:
         """For each topic that is subscribed, the time until which everything was received. While a channel is replaced,
-        its own time counts: it may be lost, and then a gap begins there that is not recorded yet."""
+        the time of the old channel counts: it may be lost, and then a gap begins there that is not recorded yet."""
         at = min((reader.alive_at for reader in self._readers), default=None)
         return {} if at is None else {topic: at for topic in self._topics if topic not in self._rejected_since}
 
@@ -64,8 +64,7 @@ class Lane:
                 await current.ended()
                 current = await self._replace(current)
         finally:
-            for reader in [*self._readers]:
-                await self._close(reader)
+            await asyncio.gather(*(self._close(reader) for reader in [*self._readers]))
 
     async def _replace(self, old: ChannelReader) -> ChannelReader:
         """Open the next channel. If the old channel does not answer when the next one is live, events may have been
@@ -74,6 +73,9 @@ class Lane:
         if await old.is_alive():
             await asyncio.sleep(self._times.overlap)
             if new.is_lost and not old.is_lost:
+                # The gaps of topics that only the new channel had were recorded as ended.
+                since = self._rejected_since
+                self._rejected_since = {topic: since.get(topic, new.alive_at) for topic in old.rejected}
                 await self._close(new)
                 return old
         else:
@@ -120,6 +122,7 @@ class Lane:
             self._unused = None
             raise
         self._unused = None
+        reader.rejected = frozenset(each.topic for each in rejected)
         self._readers.append(reader)
         await self._note_rejected(rejected, reader.live_since)
         return reader

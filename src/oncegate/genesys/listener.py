@@ -47,12 +47,14 @@ _SHOWN_TOPICS: Final = 3
 
 
 class Frame(Struct, frozen=True, eq=False):
-    """A frame, the channel on which it arrived, and when. `since` is the time at which the channel was opened."""
+    """A frame, the channel on which it arrived, and when. `since` is the time at which the channel was opened. When the
+    frame arrived, everything was received until `proved`."""
 
     raw: bytes
     channel: str
     at: int
     since: int
+    proved: int = 0
 
 
 class ArrivalTimes:
@@ -89,30 +91,30 @@ class AliveMark:
 
     def __init__(self, store: Store, namespace: str, region: str, topics: Sequence[str]) -> None:
         self._store = store
-        self._addresses = {
-            topic: Address(namespace, content_digest(["genesys.listen", region, topic])) for topic in topics
-        }
+        self._address = Address(namespace, content_digest(["genesys.listen", region]))
+        self._topics = topics
 
     def read(self) -> dict[str, int]:
         """The times of the topics that were received before."""
-        found = self._store.load(list(self._addresses.values()))
-        return {
-            topic: int(msgspec.json.decode(document.body))
-            for topic, document in zip(self._addresses, found, strict=True)
-            if document.body is not None
-        }
+        times, _ = self._load()
+        return {topic: times[topic] for topic in self._topics if topic in times}
 
-    def write(self, at: int, topics: Collection[str]) -> None:
-        """Set the times of these topics. A time never goes back."""
-        addresses = [self._addresses[topic] for topic in topics]
-        body = msgspec.json.encode(at)
-        self._store.swap(
-            [
-                Change(address.namespace, address.key, document.version, body, _MARK_RETENTION)
-                for address, document in zip(addresses, self._store.load(addresses), strict=True)
-                if document.body is None or int(msgspec.json.decode(document.body)) < at
-            ]
-        )
+    def write(self, received: Mapping[str, int]) -> None:
+        """Set the times of topics. A time never goes back. If another listener writes at the same time, this write has
+        no effect; it is repeated soon."""
+        before, version = self._load()
+        after = before | {topic: max(at, before.get(topic, 0)) for topic, at in received.items()}
+        oldest = max(after.values(), default=0) - _MARK_RETENTION
+        body = msgspec.json.encode({topic: at for topic, at in after.items() if at > oldest})
+        if after != before:
+            self._store.swap([Change(self._address.namespace, self._address.key, version, body, _MARK_RETENTION)])
+
+    def _load(self) -> tuple[dict[str, int], int]:
+        (found,) = self._store.load([self._address])
+        return {} if found.body is None else _decode_times(found.body), found.version
+
+
+_decode_times: Final = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class NotificationWorker:
@@ -150,6 +152,7 @@ class NotificationWorker:
         self._counts: Counter[str] = Counter()
         self._unstored: dict[Frame, None] = {}  # that were received, the oldest first
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._has_recorded_stop = False
         self._outage_since: int | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -218,33 +221,33 @@ class NotificationWorker:
                 async with asyncio.timeout(self._drain):
                     await self._frames.join()
                     await asyncio.gather(*self._in_flight)
-                    await self._threads.call(self._write_mark, received)
-        for task in (admitter, *self._in_flight):
-            task.cancel()
+                    await self._write_mark(received)
+        admitter.cancel()
         if self._unstored:
             left = counted(len(self._unstored), "frame")
             _log.error("%s could not be stored before the end; the next start records the gap", left)
 
     async def _receive(self, reader: ChannelReader, raw: bytes) -> None:
         self._counts["received"] += 1
-        frame = Frame(raw, reader.channel.id, self._clock(), reader.opened_at)
+        frame = Frame(raw, reader.channel.id, self._clock(), reader.opened_at, reader.alive_at)
         self._unstored[frame] = None
         await self._frames.put(frame)
 
     # ── admission ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def _admit_frames(self) -> None:
-        while True:
-            frames = [await self._frames.get()]
-            while len(frames) < _BATCH and not self._frames.empty():
-                frames.append(self._frames.get_nowait())
-            in_flight = await self._admit([(event, frame) for frame in frames for event in self._events(frame)])
-            self._arrivals.forget(frames[-1].at)
-            self._note_stored(frames, except_for=[frame for _, frame in in_flight])
-            for _ in frames:
-                self._frames.task_done()
-            if in_flight:
-                await self._admit_later(in_flight)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                frames = [await self._frames.get()]
+                while len(frames) < _BATCH and not self._frames.empty():
+                    frames.append(self._frames.get_nowait())
+                in_flight = await self._admit([(event, frame) for frame in frames for event in self._events(frame)])
+                self._arrivals.forget(frames[-1].at)
+                self._note_stored(frames, except_for=[frame for _, frame in in_flight])
+                if in_flight:
+                    await self._admit_later(in_flight, group)
+                for _ in frames:
+                    self._frames.task_done()
 
     def _events(self, frame: Frame) -> list[Event]:
         """The events of a frame. An event without a time gets the time of its arrival as the time at which it was sent,
@@ -263,9 +266,9 @@ class NotificationWorker:
         for frame in set(frames).difference(except_for):
             self._unstored.pop(frame, None)
 
-    async def _admit_later(self, waiting: "list[_Waiting]") -> None:
+    async def _admit_later(self, waiting: "list[_Waiting]", group: asyncio.TaskGroup) -> None:
         """Admit events again that another worker runs now. The others go on meanwhile, unless too many wait."""
-        task = asyncio.create_task(self._admit_until_stored(waiting))
+        task = group.create_task(self._admit_until_stored(waiting))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         if len(self._in_flight) * _BATCH > _MOST_WAITING:
@@ -333,16 +336,14 @@ class NotificationWorker:
     @property
     def _stored(self) -> dict[str, int]:
         """For each topic that is subscribed, the time until which everything was received and stored."""
-        oldest = next(iter(self._unstored), None)
-        received = self._received
-        return received if oldest is None else {topic: min(at, oldest.at) for topic, at in received.items()}
+        proved = [frame.proved for frame in self._unstored]
+        return {topic: min(at, *proved) if proved else at for topic, at in self._received.items()}
 
     async def _mark_regularly(self) -> None:
         await self._record_time_stopped()
+        self._has_recorded_stop = True
         while True:
-            # After a kill, the mark tells the next start about gaps that are not in the journal.
-            if await self._threads.call(self._gaps.write_rest):
-                await self._threads.call(self._write_mark, self._stored)
+            await self._write_mark(self._stored)
             await asyncio.sleep(self._times.mark_every)
 
     async def _record_time_stopped(self) -> None:
@@ -366,13 +367,12 @@ class NotificationWorker:
                 return dict(await self._threads.call(self._mark.read))
             await asyncio.sleep(pauses.next_pause())
 
-    def _write_mark(self, received: Mapping[str, int]) -> None:
-        at_of = defaultdict[int, list[str]](list)
-        for topic, at in received.items():
-            at_of[at].append(topic)
-        with suppress(StoreError):  # the outage is logged where frames are stored
-            for at, topics in at_of.items():
-                self._mark.write(at, topics)
+    async def _write_mark(self, received: Mapping[str, int]) -> None:
+        """Write the mark, unless it would pass a gap that is not in the journal yet: after a kill, the mark tells the
+        next start about that gap."""
+        if self._has_recorded_stop and await self._threads.call(self._gaps.write_rest):
+            with suppress(StoreError):  # the outage is logged where frames are stored
+                await self._threads.call(self._mark.write, received)
 
 
 # An event that is to be admitted, and its frame.

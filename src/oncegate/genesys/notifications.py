@@ -27,6 +27,7 @@ _PING: Final = '{"message":"ping"}'
 _PONG: Final = "pong"
 _LARGEST_FRAME: Final = 4 * 1024 * 1024  # bytes
 _CONNECT_WITHIN: Final = 20.0  # seconds
+_CLOSE_WITHIN: Final = 1.0
 _LOOK: Final = 0.05  # seconds between two checks of whether a ping was answered
 _SERVER_ERROR: Final = 500
 
@@ -142,6 +143,7 @@ class ChannelReader:
         self.opened_at = 0
         self.live_since = 0
         self.alive_at = 0
+        self.rejected: frozenset[str] = frozenset()  # topics that Genesys rejected on this channel
         self.reason = ""
 
     async def open(self, subscribe: Callable[[], Any]) -> None:
@@ -153,6 +155,7 @@ class ChannelReader:
                 max_size=_LARGEST_FRAME,
                 ping_interval=None,  # Genesys has a ping of its own
                 open_timeout=_CONNECT_WITHIN,
+                close_timeout=_CLOSE_WITHIN,
                 proxy=None,
             )
         except (OSError, TimeoutError, WebSocketException) as error:
