@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from typing import Final
 
 import click
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -40,11 +41,22 @@ _NO_HANDLER: Final = "no handler; use --handler MODULE:FUNCTION, --forward URL o
 WORKER_OPTIONS: Final = [setting.name for setting in TABLES["work"] if setting.name not in ("source", *HANDLER_OPTIONS)]
 
 
+class _Above(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(Text(self.format(record)))
+
+
 class LiveFigures:
-    """A line of figures on the terminal, and above it a line for each event that was not processed."""
+    """A line of figures on the terminal, and above it a line for each event that was not processed. `handler` writes
+    lines of the log above it, too."""
 
     def __init__(self) -> None:
         self._console = console_for()
+        self.handler = _Above(self._console)
         self._worker: Worker | None = None
         self._seen: deque[tuple[int, int]] = deque()
 
@@ -87,8 +99,9 @@ class LiveFigures:
         }
         parts: list[str | tuple[str, str]] = []
         for name, value in named.items():
-            parts += [(f"{name} ", "dim"), f"{value:,}   "]
-        return Text.assemble(*parts, f"{self._rate(figures):,.0f}/s")
+            parts += [(f"{name}\N{NO-BREAK SPACE}", "dim"), f"{value:,}   "]
+        # The console does not fold lines. This one is folded between two figures: Live would cut it.
+        return Text.assemble(*parts, f"{self._rate(figures):,.0f}/s", overflow="fold", no_wrap=False)
 
     def _rate(self, figures: Figures) -> float:
         """Outcomes per second, over the last five seconds."""
@@ -292,7 +305,7 @@ def run_worker(worker: Worker, figures: LiveFigures | None) -> None:
     and not raised, because `abandon_handlers` follows."""
     try:
         with nullcontext() if figures is None else figures.of(worker):
-            _log_to_stderr()
+            _log_to_stderr(figures)
             worker.run()
     except QueueError as error:
         if not worker.left_running:
@@ -306,5 +319,6 @@ def abandon_handlers(worker: Worker, settings: Settings) -> None:
         abandon(times(worker.left_running, "handler"), settings["work.drain"])
 
 
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr)])
+def _log_to_stderr(figures: LiveFigures | None) -> None:
+    above = figures.handler if figures is not None and sys.stderr.isatty() else None
+    logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr, above)])

@@ -170,10 +170,11 @@ def announce(logger: str, facts: str, hint: str) -> None:
         click.echo(JsonLines().format(record), err=True)
 
 
-def handler_for(stream: TextIO) -> logging.Handler:
-    """Return a log handler for this stream. It writes plain lines to a terminal, and JSON lines to anything else."""
+def handler_for(stream: TextIO, handler: logging.Handler | None = None) -> logging.Handler:
+    """Return a log handler for this stream. It writes plain lines to a terminal, and JSON lines to anything else.
+    `handler` is what writes the lines, if another part of the program writes to the stream, too."""
     try:
-        handler: logging.Handler = NonBlockingHandler(stream.fileno())
+        handler = handler or NonBlockingHandler(stream.fileno())
     except OSError:  # the stream has no file descriptor (it is in memory), so a write cannot block
         handler = logging.StreamHandler(stream)
     handler.addFilter(lambda record: record.name.partition(".")[0] not in _QUIET)

@@ -26,7 +26,9 @@ except ImportError as _error:
 _OWN: Final = ("subject", "timeout")
 _USE: Final = "write 'nats://HOST:PORT/STREAM?subject=SUBJECT'"
 _SUBJECT: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")  # no wildcards
-_TOO_LARGE: Final = 10054  # the code of JetStream for a message that is larger than its stream allows
+# Codes of JetStream.
+_TOO_LARGE: Final = 10054  # the message is larger than its stream allows
+_OTHER_STREAM: Final = 10060
 
 
 class SubjectAddress(Struct, frozen=True):
@@ -52,6 +54,8 @@ def read_destination(url: str) -> SubjectAddress:
     """Parse a URL, and check the files that it names. Raises SettingError."""
     address = read_address(url, _OWN, _USE)
     subject = address.options.get("subject", "")
+    if not subject:
+        raise SettingError(f"the URL has no subject to publish to; {_USE}")
     if not _SUBJECT.fullmatch(subject):
         raise SettingError(f"{quoted(subject)} is not a NATS subject to publish to; {_USE}")
     connect_options(address)
@@ -83,6 +87,8 @@ class NatsPublisher:
             reason = error.description or error_text(error)
             if error.err_code == _TOO_LARGE:
                 raise rejected(self.place.spoken, reason) from error
+            if error.err_code == _OTHER_STREAM:
+                reason = "the subject belongs to another stream; correct the URL"
             raise self._retry(reason) from error
         except FAILURES as error:
             raise self._retry(error_text(error)) from error

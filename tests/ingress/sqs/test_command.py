@@ -166,18 +166,21 @@ def test_sigkill(queue: Queue, start: Start, redis: RedisServer, tmp_path: Path)
     assert [number for _, number in lines(tmp_path / "effects")] == [1]
 
 
-def test_figures_on_a_terminal(queue: Queue, start: Start) -> None:
-    """A terminal shows a live line of figures, and above it the events that failed."""
+def test_figures_on_a_terminal(queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal shows a live line of figures, and above it the events that failed. A narrow terminal shows all of the
+    figures, too."""
+    monkeypatch.setenv("COLUMNS", "50")
     ours, theirs = pty.openpty()
     queue.send(call(1), call(1), call(2, fails=True))
     worker = start("memory://", terminal=theirs)
     os.close(theirs)
     expected = [
-        rb"processed .*?1 .*duplicates .*?1 .*failed .*?1 ",
+        "processed\N{NO-BREAK SPACE}.*?1 .*duplicates\N{NO-BREAK SPACE}.*?1 .*failed\N{NO-BREAK SPACE}.*?1 ".encode(),
+        "in flight\N{NO-BREAK SPACE}.*?0 .*/s".encode(),
         rb"failed .*evt-2  Failed at attempt 1: ValueError: boom",
     ]
     shown = b""
-    while not all(re.search(pattern, shown) for pattern in expected):
+    while not all(re.search(pattern, shown, re.DOTALL) for pattern in expected):
         shown += os.read(ours, 65_536)
     assert worker.end(signal.SIGINT)[0] == exit_codes.OK
     os.close(ours)
