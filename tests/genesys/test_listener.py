@@ -277,7 +277,7 @@ class TestStore:
             fake.publish(PRESENCE, presence(1))
             fake.publish(PRESENCE, presence(2))
             handled(listening, 1)
-            assert listening.worker.figures.in_hand == 1
+            until(lambda: listening.worker.figures.in_hand == 1, "the second event to be done")
             may_end.set()
             elsewhere.join()
             until(lambda: listening.worker.figures.duplicates == 1, "the event to be a duplicate")

@@ -221,9 +221,14 @@ def _checked_route(url: str, route: str | None) -> str:
         raise SettingError(
             f"--url {quoted(url)} is not a public https URL; write it like https://events.example.com/events/messages"
         )
-    found = route or path.rstrip("/").rpartition("/")[2]
-    if not found:
-        raise SettingError("--url has no path; end it with the name of the route, or name the route with --route")
+    before, _, last = path.rstrip("/").rpartition("/")
+    if route is None and not before.endswith("/events"):
+        # Genesys Cloud does not send a message again after an answer such as 404.
+        raise SettingError(
+            f"--url {quoted(url)} does not end with /events/ROUTE, where `oncegate serve` receives messages; if a proxy"
+            " changes the path, name the route with --route"
+        )
+    found = route or last
     try:
         check_name(found)
     except SettingError as error:

@@ -146,7 +146,7 @@ class GenesysClient:
             try:
                 response = send()
             except httpx2.TransportError as error:
-                reason = f"it does not answer ({type(error).__name__})"
+                reason = f"it does not answer, or this machine cannot reach it ({type(error).__name__})"
                 repeats = may_repeat or isinstance(error, _NOT_SENT)
             else:
                 if response.status_code == _TOO_MANY:
