@@ -37,12 +37,13 @@ SETTINGS_PAGE = (ROOT / "docs" / "settings.md").read_text()
 LIBRARY = (ROOT / "docs" / "library.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text()
+EXACTLY_ONCE = (ROOT / "docs" / "guide" / "exactly-once.md").read_text()
 REFERENCE = ROOT / "docs" / "reference"
 
 
 def commands() -> list[str]:
     """Every `oncegate …` line that a reader of these pages is asked to type."""
-    text = README + SETTINGS_PAGE + LIBRARY + TUTORIAL + COMMAND_LINE
+    text = README + SETTINGS_PAGE + LIBRARY + TUTORIAL + COMMAND_LINE + EXACTLY_ONCE
     typed = re.findall(r"^ {4}(?:\.venv/bin/)?(oncegate .+)$", text, re.MULTILINE)
     return typed + re.findall(r"`(oncegate (?:serve|work|read|dlq|keys|config|infra|doctor) [^`]+)`", text)
 

@@ -19,7 +19,7 @@ _threads = threading.local()
 
 
 def record_event(event: Event) -> None:
-    """Count the event in the case of its conversation. If an earlier attempt has committed, only note the repeat."""
+    """Count the event in the case of its conversation. If an earlier attempt has committed, only record the repeat."""
     try:
         _record(_connection(), event)
     except psycopg.OperationalError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 import os
 import pwd
 import shutil
@@ -238,10 +239,15 @@ class RabbitQueue:
     async def _create_queue(self) -> None:
         import aio_pika
 
+        logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # the error below is enough
         server, _, name = self.source.rpartition("/")
-        async with await aio_pika.connect(server) as connection:
-            channel = await connection.channel()
-            await channel.declare_queue(name, durable=True, arguments={"x-queue-type": self.kind})
+        place = server.rpartition("@")[2].removeprefix("amqp://")  # without the password
+        try:
+            async with await aio_pika.connect(server) as connection:
+                channel = await connection.channel()
+                await channel.declare_queue(name, durable=True, arguments={"x-queue-type": self.kind})
+        except (aio_pika.exceptions.AMQPError, OSError, ValueError) as error:
+            raise SystemExit(f"RabbitMQ at {place} cannot be used for the queue {name}: {error}") from None
 
     def stop(self) -> None:
         """The server runs on."""

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -56,17 +57,23 @@ def main() -> None:
         default="nats",
         help="nats (the default), kafka, or the URL of a queue on your RabbitMQ server, amqp://HOST/QUEUE",
     )
-    parser.add_argument("--events", type=int, default=2_000, help="number of events (default: 2000)")
-    parser.add_argument("--rate", type=int, default=200, help="events per second (default: 200)")
+    parser.add_argument("--events", type=positive, default=2_000, help="number of events (default: 2000)")
+    parser.add_argument("--rate", type=positive, default=200, help="events per second (default: 200)")
     parser.add_argument(
-        "--parallel", type=int, default=1, help="webhooks sent at a time; more than one changes the order (default: 1)"
+        "--parallel",
+        type=positive,
+        default=1,
+        help="webhooks sent at a time; more than one changes the order (default: 1)",
     )
-    parser.add_argument("--kills", type=int, default=2, help="how often each part is killed (default: 2)")
+    parser.add_argument("--kills", type=not_negative, default=2, help="how often each part is killed (default: 2)")
     parser.add_argument(
-        "--mode", default="lease", help="the mode of the worker; with mark_first, a kill loses events (default: lease)"
+        "--mode",
+        choices=("lease", "mark_first"),
+        default="lease",
+        help="the mode of the worker; with mark_first, a kill loses events (default: lease)",
     )
     parser.add_argument(
-        "--patience", type=float, default=60, help="seconds without a new effect before it gives up (default: 60)"
+        "--patience", type=positive, default=60, help="seconds without a new effect before it gives up (default: 60)"
     )
     parser.add_argument("--seed", type=int, default=1, help="the traffic and the times of the kills (default: 1)")
     given = parser.parse_args()
@@ -78,9 +85,21 @@ def main() -> None:
 def bus_of(text: str) -> Callable[[Path], Bus]:
     if text in BUSES:
         return BUSES[text]
-    if text.startswith("amqp://"):
+    if re.fullmatch("amqp://[^/]+/[^/?]+", text):
         return lambda _folder: RabbitQueue(text)
     raise argparse.ArgumentTypeError(f"{text!r} must be nats, kafka or a URL such as amqp://127.0.0.1/events")
+
+
+def positive(text: str) -> int:
+    if (number := not_negative(text)) == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def not_negative(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or more")
+    return int(text)
 
 
 @contextmanager
@@ -212,7 +231,11 @@ def verdict(folder: Path, url: str, begun: float) -> Verdict:
     ((repeats,),) = query(url, "SELECT count(*) FROM repeats")
     lines = (json.dumps({"key": key, "type": kind, "entity": entity}) for key, kind, entity in rows)
     (folder / "effects.jsonl").write_text("\n".join(lines) + "\n")
-    print(f"{counted} effects are committed. {repeats} later attempts changed nothing.")
+    changed_nothing = f"{repeats} later {'attempt' if repeats == 1 else 'attempts'} changed nothing."
+    print(
+        f"{counted} effects are committed.",
+        changed_nothing if repeats else "No event was attempted again after its effect.",
+    )
     command = [sys.executable, "-m", "oncegate", "verify", "--truth", "truth.jsonl", "--effects", "effects.jsonl"]
     code = subprocess.run(command, cwd=folder, check=False).returncode  # noqa: S603  # ourselves
     return Verdict(code if counted == len(rows) else 1, counted, repeats, time.monotonic() - begun)

@@ -27,3 +27,23 @@ def test_the_command() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"Exactly once: 200 events, 200 effects; in order for each of \d+ entities\.", last)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--events", "0"], "argument --events: must be at least 1"),
+        (["--kills", "-1"], "argument --kills: '-1' must be a whole number, 0 or more"),
+        (["--mode", "wrong"], "argument --mode: invalid choice: 'wrong'"),
+        (["amqp://127.0.0.1"], "'amqp://127.0.0.1' must be nats, kafka or a URL such as amqp://127.0.0.1/events"),
+        (["amqp://ann:s3cret@127.0.0.1:1/events"], "RabbitMQ at 127.0.0.1:1 cannot be used for the queue events: "),
+    ],
+)
+def test_invalid_options(options: list[str], problem: str) -> None:
+    """An invalid option and a server that does not answer end the example with one sentence, without the password."""
+    command = [sys.executable, str(EXAMPLE / "pipeline.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0
+    assert problem in done.stderr.splitlines()[-1]
+    assert "s3cret" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -322,11 +322,17 @@ def test_the_journal_of_an_invalid_message(stream: Stream, tmp_path: Path) -> No
     assert (row.status, bool(row.kept), row.place) == ("invalid", True, stream.source.partition("?")[0])
 
 
-def test_the_guide(stream: Stream, tmp_path: Path) -> None:
-    """The command and the handler of the guide run the messages of a stream."""
-    (handler,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+def test_the_guide(nats: NatsServer, tmp_path: Path) -> None:
+    """The program of the guide creates a stream, and its command and its handler run the messages of the stream."""
+    handler, program = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (setup,) = re.findall(r"^    python (.*)$", GUIDE, re.MULTILINE)
     (command,) = re.findall(r"^    (oncegate work .*)$", GUIDE, re.MULTILINE)
     (tmp_path / "app.py").write_text(handler)
+    assert '"nats://127.0.0.1:4222"' in program
+    (tmp_path / setup).write_text(program.replace("127.0.0.1:4222", f"127.0.0.1:{nats.port}"))
+    done = subprocess.run([sys.executable, setup], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    stream = Stream(nats, "events")  # fails if the program has created another stream of this name
     stream.send({"id": "evt-1"})
     assert "'nats://127.0.0.1:4222/events?consumer=crm'" in command
     words = shlex.split(command.replace("nats://127.0.0.1:4222/events?consumer=crm", stream.source))

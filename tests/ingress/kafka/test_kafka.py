@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from oncegate import Event, Gate, keys
+from oncegate import Event, Gate, keys, read
 from oncegate.errors import QueueError, RetryLater, SettingError, StoreUnavailable
 from oncegate.journal import open_journal
 from oncegate.sinks import publish
@@ -23,6 +25,7 @@ from tests.gate.conftest import Stumbling
 from tests.ingress.guide_commands import publishing
 from tests.ingress.kafka_server import REAL, KafkaServer, RealKafka, Topic
 from tests.ingress.sqs.queues import Handler, call, working
+from tests.stores.postgres_server import PostgresServer
 from tests.stores.servers import until
 
 QUICK: dict[str, Any] = {"visibility": "2s"}  # the cluster waits for this time after a worker has left
@@ -358,7 +361,8 @@ def test_the_command(topic: Topic, tmp_path: Path) -> None:
     assert (bool(row.kept), row.place) == (True, topic.target)
 
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "kafka.md").read_text()
+GUIDE_FOLDER = Path(__file__).parents[3] / "docs" / "guide"
+GUIDE = (GUIDE_FOLDER / "kafka.md").read_text()
 
 
 def test_the_guide(server: KafkaServer, tmp_path: Path) -> None:
@@ -383,6 +387,36 @@ def test_the_guide_publishes(topic: Topic, tmp_path: Path) -> None:
         until(lambda: topic.ends() == [1], "the message")
     (message,) = topic.stored()
     assert json.loads(message.value())["id"] == "evt-1"
+
+
+EXACTLY_ONCE = GUIDE_FOLDER.joinpath("exactly-once.md").read_text()
+
+
+def test_the_guide_on_exactly_once(
+    topic: Topic, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands of the example bring a webhook through the topic into a table. A second run of the handler changes
+    nothing."""
+    (handler,) = re.findall(r"```python\n(.*?)```", EXACTLY_ONCE, re.DOTALL)
+    (command,) = re.findall(r"^    (oncegate work .*)$", EXACTLY_ONCE, re.MULTILINE)
+    with postgres.connect() as db:
+        db.execute("CREATE DATABASE crm")
+    store = postgres.url("crm")
+    places = {"kafka://127.0.0.1:9092/events": topic.target, "postgresql://127.0.0.1/crm": store}
+    with publishing(EXACTLY_ONCE, tmp_path, places):
+        until(lambda: topic.ends() == [1], "the message")
+    (tmp_path / "app.py").write_text(handler)
+    monkeypatch.setenv("DATABASE_URL", store)
+    for written, real in {**places, "group=crm": f"group={topic.name}"}.items():
+        assert written in command
+        command = command.replace(written, real)
+    out = run_command(shlex.split(command), topic, tmp_path)
+    assert json.loads(out)["status"] == "processed"
+    key = json.loads(out)["key"]
+    (event,) = read({"id": "evt-1", "type": "call.ended"})
+    runpy.run_path(str(tmp_path / "app.py"))["open_case"](replace(event, key=key))
+    with postgres.connect("crm") as db:
+        assert db.execute("SELECT key, event_id FROM cases").fetchall() == [(key, "evt-1")]
 
 
 # ── a real broker ─────────────────────────────────────────────────────────────────────────────────────────
