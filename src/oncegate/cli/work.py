@@ -322,3 +322,5 @@ def abandon_handlers(worker: Worker, settings: Settings) -> None:
 def _log_to_stderr(figures: LiveFigures | None) -> None:
     above = figures.handler if figures is not None and sys.stderr.isatty() else None
     logging.basicConfig(level=logging.WARNING, handlers=[handler_for(sys.stderr, above)])
+    if above is not None:  # a person waits for the end of the worker
+        logging.getLogger("oncegate.work").setLevel(logging.INFO)

@@ -22,13 +22,18 @@ _log: Final = logging.getLogger("oncegate.work")
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` in the running event loop on SIGTERM and Ctrl-C. Does nothing outside the main thread, because Python
     allows signal handlers only in the main thread."""
+
+    def log_and_stop() -> None:
+        _log.info("stopping; running handlers may finish")
+        stop()
+
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in _SIGNALS:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, log_and_stop)
     try:
         yield
     finally:

@@ -183,6 +183,8 @@ def test_figures_on_a_terminal(queue: Queue, start: Start, monkeypatch: pytest.M
     while not all(re.search(pattern, shown, re.DOTALL) for pattern in expected):
         shown += os.read(ours, 65_536)
     assert worker.end(signal.SIGINT)[0] == exit_codes.OK
+    while b"stopping; running handlers may finish" not in shown:
+        shown += os.read(ours, 65_536)
     os.close(ours)
 
 
