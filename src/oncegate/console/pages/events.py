@@ -347,7 +347,7 @@ def _nothing(request: Request, chosen: EventFilter, page: Page, counts: _Counts)
         return empty("No row is left of what was counted: the rows were dropped or deleted.", clear)
     # The store may have records of a conversation that has no row.
     term = chosen.where.term or chosen.where.entity
-    other = term and [" or ", h.a(href=conversation_link(term))["open the conversation with this id"], "."]
+    other: h.Node = term and [" or ", h.a(href=conversation_link(term))["open the conversation with this id"], "."]
     return empty("No event matches these filters.", clear, other)
 
 

@@ -124,7 +124,7 @@ def _figures(
         return card(label, _linked(number, view.events(status=status)), note)
 
     received = count(deliveries)
-    kinds = [
+    kinds: list[h.Node] = [
         [
             " · ",
             h.a(".number", href=view.events(status="duplicate", kind=kind or NO_VALUE))[
