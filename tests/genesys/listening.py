@@ -32,27 +32,28 @@ class Listening:
     """A listener in a thread, what its handler was called with, and its gaps."""
 
     def __init__(self, fake: FakeGenesys, folder: Path, topics: list[str], times: ListenTimes = QUICK) -> None:
-        self._stack = ExitStack()
-        self.handled: list[Event] = []
-        self.folder = folder
-        self.journal = f"sqlite:///{folder}/journal.db"
-        client = GenesysClient(place_of("", fake.address), ClientCredentials(CLIENT_ID, SECRET))
-        self._stack.enter_context(closing(client))
-        self.store = self._stack.enter_context(closing(open_store(f"sqlite:///{folder}/store.db")))
-        self.gate = self._stack.enter_context(closing(Gate(self.store, remember=None, breaker=None)))
-        gaps = GapLog(lambda: open_journal(self.journal), "genesys", "default")
-        self._stack.enter_context(closing(gaps))
-        self.worker = NotificationWorker(
-            self.gate,
-            self.gate.inbox(self.handle, look="50ms"),
-            NotificationApi(client, times),
-            topics,
-            read=read,
-            mark=AliveMark(self.store, "default", "fake", topics),
-            gaps=gaps,
-            times=times,
-            drain=5.0,
-        )
+        with ExitStack() as stack:  # closes what is open, if the worker is refused
+            self.handled: list[Event] = []
+            self.folder = folder
+            self.journal = f"sqlite:///{folder}/journal.db"
+            client = GenesysClient(place_of("", fake.address), ClientCredentials(CLIENT_ID, SECRET))
+            stack.enter_context(closing(client))
+            self.store = stack.enter_context(closing(open_store(f"sqlite:///{folder}/store.db")))
+            self.gate = stack.enter_context(closing(Gate(self.store, remember=None, breaker=None)))
+            gaps = GapLog(lambda: open_journal(self.journal), "genesys", "default")
+            stack.enter_context(closing(gaps))
+            self.worker = NotificationWorker(
+                self.gate,
+                self.gate.inbox(self.handle, look="50ms"),
+                NotificationApi(client, times),
+                topics,
+                read=read,
+                mark=AliveMark(self.store, "default", "fake", topics),
+                gaps=gaps,
+                times=times,
+                drain=5.0,
+            )
+            self._stack = stack.pop_all()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 
