@@ -72,10 +72,11 @@ class RedisCluster:
         # On a busy machine a replica may have lost contact for long; it must become primary nevertheless.
         options += ["--cluster-allow-replica-migration", "no", "--cluster-replica-validity-factor", "0"]
         self.nodes: list[RedisServer] = []
-        self._buses = [free_port() for _ in range(_NODES)]
+        self._buses: list[int] = []
         try:
-            for number, bus in enumerate(self._buses):
-                self.nodes.append(RedisServer(folder / str(number), *options, "--cluster-port", str(bus)))
+            for number in range(_NODES):
+                self._buses.append(free_port())  # just before it is used: other test processes look for ports, too
+                self.nodes.append(RedisServer(folder / str(number), *options, "--cluster-port", str(self._buses[-1])))
             self._join()
         except BaseException:
             self.stop()
