@@ -336,8 +336,11 @@ class NotificationWorker:
     @property
     def _stored(self) -> dict[str, int]:
         """For each topic that is subscribed, the time until which everything was received and stored."""
-        proved = [frame.proved for frame in self._unstored]
-        return {topic: min(at, *proved) if proved else at for topic, at in self._received.items()}
+        received = self._received
+        if not self._unstored:
+            return received
+        proved = min(frame.proved for frame in self._unstored)
+        return {topic: min(at, proved) for topic, at in received.items()}
 
     async def _mark_regularly(self) -> None:
         await self._record_time_stopped()
